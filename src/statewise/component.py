@@ -1,0 +1,284 @@
+"""Components: configuration and behaviour in one frozen object, registered by `kind`.
+
+A user adds a loss, weight, selector, verifier, source, signal, task or diagnostic by subclassing one of the roles:
+
+    class Focal(Weight, kind="focal"):
+        power: float = 2.0
+        def __call__(self, stats, batch):
+            return (1 - stats.logprobs.exp()) ** self.power
+
+and naming the file in the recipe (`plugins = ["focal.py"]`). User code runs only where the user named it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from abc import abstractmethod
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from statewise.errors import RecipeError, nearest
+
+if TYPE_CHECKING:
+    import torch
+
+    from statewise.types import Batch, EvalContext, Rollout, TokenStats, World
+
+# What is always in a batch; a component that reads these needs nobody to write them.
+BASE_COLUMNS = frozenset({"tokens", "action_mask", "author", "position", "sequence", "group"})
+# Names in `reads`/`writes` that say what a state carries; they are not columns.
+CAPABILITIES = frozenset({"gold"})
+STATS = frozenset({"logprobs", "entropy", "logits"})
+
+_REGISTRY: dict[str, dict[str, type[Component]]] = {}
+# Where the built-in kinds of a role live: imported when a kind of the role is first looked up.
+_BUILTIN = {
+    "source": "statewise.sources",
+    "signal": "statewise.signals",
+    "loss": "statewise.losses",
+    "weight": "statewise.weights",
+    "selector": "statewise.selectors",
+    "task": "statewise.evals.tasks",
+    "diagnostic": "statewise.diagnostics",
+}
+
+
+class Component(BaseModel):
+    """A frozen, validated setting that can also act. Subclasses with a `kind` are registered under their role."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=False)
+
+    role: ClassVar[str] = ""
+    kind: ClassVar[str] = ""
+    reads: ClassVar[tuple[str, ...]] = ()
+    writes: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, kind: str | None = None, role: str | None = None, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if role is not None:
+            cls.role = role
+            _REGISTRY.setdefault(role, {})
+        if kind is not None:
+            cls.kind = kind
+            _register(cls)
+
+    def columns_read(self) -> frozenset[str]:
+        """Columns and capabilities that this object uses; override where they depend on the settings."""
+        return frozenset(self.reads)
+
+    def columns_written(self) -> frozenset[str]:
+        """Columns and capabilities that this object provides; override where they depend on the settings."""
+        return frozenset(self.writes)
+
+    def describe(self) -> str:
+        """The object in words, for `recipe show` and run cards."""
+        settings = ", ".join(f"{k}={v!r}" for k, v in self.model_dump(exclude_defaults=True).items())
+        return f"{self.kind}({settings})" if settings else self.kind
+
+    def to_plain(self) -> dict[str, Any]:
+        """`{"kind": ..., settings}` with defaults left out: what TOML holds."""
+        return {"kind": self.kind, **self.model_dump(exclude_defaults=True, mode="json")}
+
+
+class Source(Component, role="source"):
+    """Whose states are visited. `sample` depends on (seed, step, current weights) and on nothing else."""
+
+    @abstractmethod
+    def sample(self, step: int, num_rollouts: int, world: World) -> list[Rollout]:
+        """The rollouts of one optimizer step, the same on every rank."""
+
+    def num_examples(self, world: World) -> int | None:
+        """How many examples make an epoch; None where the source has no end."""
+        return None
+
+
+class Signal(Component, role="signal"):
+    """What information arrives at a state."""
+
+    def annotate(self, rollouts: list[Rollout], world: World) -> list[Rollout]:
+        """Once a step, whole groups: returns rollouts with columns, rewards or masks added."""
+        return rollouts
+
+    def attach(self, batch: Batch, world: World) -> Batch:
+        """A micro-batch, under no_grad: dense things such as another model's logits."""
+        return batch
+
+
+class Loss(Component, role="loss"):
+    """A value a token (`scope = "token"`: [B, T]) or a sequence (`scope = "sequence"`: [S]), in nats."""
+
+    scope: ClassVar[str] = "token"
+    words: ClassVar[str] = ""
+
+    @abstractmethod
+    def __call__(self, stats: TokenStats, batch: Batch) -> torch.Tensor:
+        """The loss of every token or sequence; a token-scope loss may look at one token alone."""
+
+
+class Weight(Component, role="weight"):
+    """A factor a token, evaluated on detached statistics under no_grad, so that it can't leak a gradient."""
+
+    scope: ClassVar[str] = "token"
+    words: ClassVar[str] = ""
+
+    @abstractmethod
+    def __call__(self, stats: TokenStats, batch: Batch) -> torch.Tensor:
+        """Non-negative weights, [B, T]."""
+
+
+class Selector(Component, role="selector"):
+    """Which of the action tokens a term is about; decided from columns before the forward pass."""
+
+    @abstractmethod
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        """Float multipliers [B, T]: 0 = not selected; a value other than 1 compensates for what was left out."""
+
+
+class Task(Component, role="task"):
+    """An evaluation with per-example records; see `statewise.evals`."""
+
+    @abstractmethod
+    def run(self, context: EvalContext) -> list[dict[str, Any]]:
+        """One record an example, each with `id` and `score`."""
+
+
+class Diagnostic(Component, role="diagnostic"):
+    """A table computed from a finished run directory, and figures drawn from the table."""
+
+    @abstractmethod
+    def compute(self, run: Any) -> list[dict[str, Any]]:
+        """Rows of plain values."""
+
+    def render(self, table: list[dict[str, Any]]) -> list[Any]:
+        """Figures drawn from the rows."""
+        return []
+
+
+def _register(cls: type[Component]) -> None:
+    if not cls.role:
+        raise TypeError(f"{cls.__name__} has kind={cls.kind!r} but no role: subclass Loss, Weight, Source, ...")
+    kinds = _REGISTRY.setdefault(cls.role, {})
+    known = kinds.get(cls.kind)
+    same = known is not None and (known.__qualname__, _file_of(known)) == (cls.__qualname__, _file_of(cls))
+    if known is not None and not same:
+        raise RecipeError(
+            f"{cls.role} kind '{cls.kind}' is registered twice: by {known.__module__}.{known.__qualname__} and by "
+            f"{cls.__module__}.{cls.__qualname__}; choose another kind for the second."
+        )
+    kinds[cls.kind] = cls
+
+
+def _file_of(cls: type) -> str:
+    module = sys.modules.get(cls.__module__)
+    return getattr(module, "__file__", None) or cls.__module__
+
+
+def kinds(role: str) -> dict[str, type[Component]]:
+    """All registered kinds of a role, built-in ones included."""
+    if role not in _REGISTRY:
+        raise RecipeError(f"unknown component role '{role}'{nearest(role, _REGISTRY)}")
+    if role in _BUILTIN:
+        importlib.import_module(_BUILTIN[role])
+    return _REGISTRY[role]
+
+
+def parse(role: str, value: Any, where: str) -> Component:
+    """A component from `"kind"`, `{"kind": ..., settings}` or a component; `where` names the field in messages."""
+    if isinstance(value, Component):
+        if value.role != role:
+            raise RecipeError(f"{where}: received the {value.role} '{value.kind}', expected a {role}.")
+        return value
+    if isinstance(value, str):
+        value = {"kind": value}
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+        raise RecipeError(
+            f'{where}: received {value!r}, expected a {role} such as "{next(iter(kinds(role)), "name")}" '
+            f'or {{ kind = "...", setting = ... }}.'
+        )
+    known = kinds(role)
+    kind = value["kind"]
+    if kind not in known:
+        raise RecipeError(f"{where}: unknown {role} '{kind}'{nearest(kind, known)}")
+    settings = {k: v for k, v in value.items() if k != "kind"}
+    return build(known[kind], settings, where)
+
+
+def build(cls: type[BaseModel], settings: dict[str, Any], where: str) -> Any:
+    """Validate `settings` into `cls`; a failure is a RecipeError that names field, value and remedy."""
+    try:
+        return cls.model_validate(settings)
+    except ValidationError as error:
+        raise RecipeError("\n".join(_explain(cls, item, where) for item in error.errors())) from None
+
+
+def _explain(cls: type[BaseModel], item: Any, where: str) -> str:
+    path = ".".join(str(part) for part in item["loc"])
+    field = f"{where}.{path}" if path else where
+    if item["type"] == "extra_forbidden":
+        last = str(item["loc"][-1])
+        return f"{field}: unknown key{nearest(last, _fields_at(cls, item['loc'][:-1]))}"
+    if item["type"] == "missing":
+        return f"{field}: is missing and has no default."
+    return f"{field}: received {item['input']!r}; {item['msg'].removeprefix('Value error, ')}."
+
+
+def _fields_at(cls: type[BaseModel], loc: Sequence[Any]) -> list[str]:
+    for part in loc:
+        field = cls.model_fields.get(str(part))
+        inner = None if field is None else field.annotation
+        for option in [inner, *getattr(inner, "__args__", ())]:
+            if inspect.isclass(option) and issubclass(option, BaseModel):
+                cls = option
+                break
+        else:
+            return []
+    return list(cls.model_fields)
+
+
+def load_plugin(name: str, base: Path | None = None) -> list[type[Component]]:
+    """Import a plug-in by file path (`my_loss.py`), module (`package.module`) or entry point, and return its components."""
+    before = {cls for by_kind in _REGISTRY.values() for cls in by_kind.values()}
+    if name.endswith(".py"):
+        module = _load_file(name, base)
+    else:
+        module = _load_module(name)
+    new = [c for by_kind in _REGISTRY.values() for c in by_kind.values() if c not in before]
+    return new or [c for _, c in inspect.getmembers(module, inspect.isclass) if c.__module__ == module.__name__ and getattr(c, "kind", "")]
+
+
+def _load_file(name: str, base: Path | None) -> Any:
+    path = Path(name) if Path(name).is_absolute() or base is None else base / name
+    if not path.is_file():
+        raise RecipeError(f"plugins: no file '{path}'; give a path relative to the recipe or an absolute one.")
+    spec = importlib.util.spec_from_file_location(f"statewise_plugin_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except RecipeError:
+        raise
+    except Exception as error:
+        raise RecipeError(f"plugins: '{path}' failed to load: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _load_module(name: str) -> Any:
+    for entry in entry_points(group="statewise.plugins"):
+        if entry.name == name:
+            return sys.modules[entry.load().__module__] if not inspect.ismodule(entry.load()) else entry.load()
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise RecipeError(
+            f"plugins: '{name}' is neither a file ending in .py, nor an entry point of group 'statewise.plugins', "
+            f"nor a module that imports ({error})."
+        ) from error
