@@ -133,6 +133,10 @@ class Weight(Component, role="weight"):
     def __call__(self, stats: TokenStats, batch: Batch) -> torch.Tensor:
         """Non-negative weights, [B, T]."""
 
+    def monitor(self, stats: TokenStats, batch: Batch) -> dict[str, torch.Tensor]:
+        """What to log beside the weight, {name: [B, T]}; the mean over the term's tokens is reported."""
+        return {}
+
 
 class Selector(Component, role="selector"):
     """Which of the action tokens a term is about; decided from columns before the forward pass."""

@@ -1,0 +1,1 @@
+"""Models: loading, the one-pass head, scoring and sampling."""
