@@ -1,0 +1,137 @@
+"""Loading policies: the embedded base, a local directory (GGUF files and PEFT adapters too) or a hub id."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from statewise.errors import DataError, MissingExtra, RecipeError
+from statewise.settings import Adapter, ModelSettings
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class LoadedPolicy:
+    """A model with its tokenizer; `path` is what it was loaded from."""
+
+    model: Any
+    tokenizer: Any
+    path: str
+
+    @property
+    def pad_id(self) -> int:
+        return pad_id(self.tokenizer)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return stop_ids(self.model, self.tokenizer)
+
+
+def pad_id(tokenizer: Any) -> int:
+    """Any id will do, since padding is always masked: the pad token's, else the end token's, else 0."""
+    return next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
+
+
+def stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """All ids at which generation ends: the tokenizer's and those of the model's generation config."""
+    config = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    listed = config if isinstance(config, list | tuple) else [config]
+    return tuple(sorted({int(i) for i in (*listed, tokenizer.eos_token_id) if i is not None}))
+
+
+def resolve(path: str) -> str:
+    """The directory of the embedded base for "tiny", else the path as it is."""
+    if path != "tiny":
+        return path
+    from statewise.tiny import model_path
+
+    return str(model_path())
+
+
+def load_policy(settings: ModelSettings | str, *, device: str | None = None, trainable: bool = False) -> LoadedPolicy:
+    """Load model and tokenizer. dtype "auto": the checkpoint's own, except that the embedded base trains in float32.
+
+    A directory that holds a PEFT adapter is loaded on its base. Raises DataError where nothing can be loaded, MissingExtra
+    where a GGUF file is named and the package for it is not installed.
+    """
+    settings = ModelSettings(path=settings) if isinstance(settings, str) else settings
+    path = resolve(settings.path)
+    adapter_file = Path(path) / "adapter_config.json"
+    adapter = Adapter(path=path) if adapter_file.is_file() else settings.adapter
+    base = resolve(str(json.loads(adapter_file.read_text())["base_model_name_or_path"])) if adapter_file.is_file() else path
+    model = _load_model(base, settings)
+    tokenizer = _load_tokenizer(path, base, settings)
+    if adapter is not None:
+        model = _add_adapter(model, adapter, trainable)
+    if device is not None:
+        model = model.to(device)
+    model.eval()
+    return LoadedPolicy(model, tokenizer, settings.path)
+
+
+def _load_model(path: str, settings: ModelSettings) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    dtype: Any = DTYPES.get(settings.dtype, "auto")
+    if settings.dtype == "auto" and settings.path == "tiny":
+        dtype = torch.float32
+    extra: dict[str, Any] = {"revision": settings.revision} if settings.revision else {}
+    if settings.gguf_file:
+        extra |= _gguf(settings.gguf_file)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=settings.attention, **extra)
+    except (OSError, ValueError) as error:
+        raise DataError(f"model '{path}': can't be loaded: {error}") from error
+    for name, value in (("temperature", None), ("top_p", None), ("top_k", None), ("do_sample", False)):
+        setattr(model.generation_config, name, value)
+    return model
+
+
+def _gguf(file: str) -> dict[str, Any]:
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        raise MissingExtra("gguf", "gguf", f"reading {file}") from None
+    from transformers import GgufConfig
+
+    return {"gguf_file": file, "quantization_config": GgufConfig(dequantize=True)}
+
+
+def _load_tokenizer(path: str, base: str, settings: ModelSettings) -> Any:
+    from transformers import AutoTokenizer
+
+    extra = {"gguf_file": settings.gguf_file} if settings.gguf_file else {}
+    where = path if (Path(path) / "tokenizer_config.json").is_file() or path == base else base
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, **extra)
+    except (OSError, ValueError) as error:
+        raise DataError(f"tokenizer of '{where}': can't be loaded: {error}") from error
+    if settings.chat_template is not None:
+        file = Path(settings.chat_template)
+        if not file.is_file():
+            raise RecipeError(f"model.chat_template: no file '{file}'.")
+        tokenizer.chat_template = file.read_text(encoding="utf-8")
+    return tokenizer
+
+
+def _add_adapter(model: Any, adapter: Adapter, trainable: bool) -> Any:
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    if adapter.path is not None:
+        return PeftModel.from_pretrained(model, adapter.path, is_trainable=trainable)
+    config = LoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,
+        lora_dropout=adapter.dropout,
+        target_modules=adapter.targets,
+        modules_to_save=adapter.modules_to_save or None,
+        use_rslora=adapter.rslora,
+        use_dora=adapter.dora,
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, config)

@@ -1,0 +1,123 @@
+"""The plain settings of a recipe: model, batch, optimizer, budget, checkpoints, evaluation."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
+
+from statewise.component import Component, parse
+from statewise.errors import RecipeError
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Adapter(Settings):
+    """LoRA through peft. `targets`: module names, or "all-linear". `rslora`, `dora`: peft's options of these names."""
+
+    rank: int = Field(16, ge=1)
+    alpha: float = Field(32.0, gt=0)
+    dropout: float = Field(0.0, ge=0, lt=1)
+    targets: str | list[str] = "all-linear"
+    modules_to_save: list[str] = []
+    rslora: bool = False
+    dora: bool = False
+    path: str | None = None
+
+
+class ModelSettings(Settings):
+    """`path`: "tiny" (the embedded base), a local directory or a hub id."""
+
+    path: str = "tiny"
+    revision: str | None = None
+    gguf_file: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    adapter: Adapter | None = None
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    chat_template: str | None = None
+    gradient_checkpointing: bool = False
+    head_dtype: Literal["model", "float32"] = "model"
+
+
+class BatchSettings(Settings):
+    """`rollouts`: sequences a step over all ranks, in `minibatches` optimizer updates, used `epochs` times.
+
+    A micro-batch holds at most `micro_tokens` padded tokens (or `micro_rows` rows) on a rank; `pack`: several sequences
+    a row of this many tokens, without attention between them.
+    """
+
+    rollouts: int = Field(32, ge=1)
+    minibatches: int = Field(1, ge=1)
+    epochs: int = Field(1, ge=1)
+    micro_tokens: int | None = Field(4096, ge=1)
+    micro_rows: int | None = Field(None, ge=1)
+    pack: int | None = Field(None, ge=2)
+
+    @model_validator(mode="after")
+    def _divides(self) -> BatchSettings:
+        if self.rollouts % self.minibatches:
+            raise RecipeError(f"batch.minibatches = {self.minibatches} does not divide batch.rollouts = {self.rollouts}.")
+        return self
+
+
+class OptimSettings(Settings):
+    """`schedule`: a name of transformers' get_scheduler; `warmup`: share of the budget below 1, steps from 1 on."""
+
+    optimizer: Literal["adamw", "sgd", "adafactor", "adamw_8bit"] = "adamw"
+    lr: float = Field(1e-4, ge=0, allow_inf_nan=False)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    clip_norm: float | None = Field(1.0, gt=0)
+    schedule: Literal["constant", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt"] = "constant"
+    warmup: float = Field(0.0, ge=0)
+    options: dict[str, Any] = {}
+
+
+class Budget(Settings):
+    """The run ends at whichever comes first. `max_tokens` counts trained (selected) action tokens."""
+
+    max_steps: int | None = Field(None, ge=0)
+    max_epochs: float | None = Field(None, gt=0)
+    max_tokens: int | None = Field(None, ge=1)
+    max_seconds: float | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _some(self) -> Budget:
+        if not self.model_dump(exclude_none=True):
+            raise RecipeError("budget: is empty; give at least one of max_steps, max_epochs, max_tokens, max_seconds.")
+        return self
+
+
+class CheckpointSettings(Settings):
+    """`every`: steps (0: at the end only). `keep_last`, `keep_every`, `keep_best` say which are not pruned."""
+
+    every: int = Field(0, ge=0)
+    keep_last: int = Field(2, ge=1)
+    keep_every: int | None = Field(None, ge=1)
+    keep_best: str | None = None
+    higher_is_better: bool = True
+
+
+class EvalSettings(Settings):
+    """`tasks` at the start, at the end and every `every` steps (0: not in between)."""
+
+    tasks: list[Component] = []
+    every: int = Field(0, ge=0)
+    at_start: bool = True
+    at_end: bool = True
+    batch_tokens: int = Field(8192, ge=1)
+
+    @field_validator("tasks", mode="before")
+    @classmethod
+    def _parse(cls, value: Any) -> Any:
+        if not isinstance(value, list):
+            raise RecipeError(f"eval.tasks: received {value!r}, expected a list of tasks.")
+        return [parse("task", item, f"eval.tasks[{index}]") for index, item in enumerate(value)]
+
+    @field_serializer("tasks")
+    def _plain(self, value: list[Component]) -> Any:
+        return [item.to_plain() for item in value]

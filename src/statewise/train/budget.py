@@ -1,0 +1,43 @@
+"""How much of the budget is spent, and how many steps it holds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from statewise.settings import BatchSettings, Budget
+
+
+@dataclass
+class Spent:
+    """What a run has used so far; it is the trainer state of a checkpoint."""
+
+    step: int = 0
+    tokens: int = 0
+    rollouts: int = 0
+    seconds: float = 0.0
+
+
+def num_steps(budget: Budget, batch: BatchSettings, num_examples: int | None) -> int | None:
+    """Steps that the budget holds, None where only tokens or seconds limit it."""
+    limits = []
+    if budget.max_steps is not None:
+        limits.append(budget.max_steps)
+    if budget.max_epochs is not None and num_examples is not None:
+        limits.append(math.ceil(budget.max_epochs * num_examples / batch.rollouts))
+    return min(limits) if limits and budget.max_tokens is None and budget.max_seconds is None else None
+
+
+def progress(spent: Spent, budget: Budget, batch: BatchSettings, num_examples: int | None) -> float:
+    """Share of the budget that is spent, in [0, 1]: the largest over the limits given."""
+    shares = [0.0]
+    if budget.max_steps is not None:
+        shares.append(spent.step / budget.max_steps if budget.max_steps else 1.0)
+    if budget.max_epochs is not None and num_examples:
+        steps = math.ceil(budget.max_epochs * num_examples / batch.rollouts)
+        shares.append(spent.step / steps)
+    if budget.max_tokens is not None:
+        shares.append(spent.tokens / budget.max_tokens)
+    if budget.max_seconds is not None:
+        shares.append(spent.seconds / budget.max_seconds)
+    return min(1.0, max(shares))

@@ -1,0 +1,68 @@
+"""Accelerate: one process or many; sums over ranks, full state dicts, the learner wrapped once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from statewise.errors import CheckpointError
+
+
+def open_accelerator() -> Any:
+    """The Accelerator as `accelerate launch`, torchrun or a single process set it up; precision is the model's own."""
+    from accelerate import Accelerator
+
+    return Accelerator(mixed_precision="no", cpu=not torch.cuda.is_available())
+
+
+def total(values: list[float], accelerator: Any) -> list[float]:
+    """Sums over ranks, float64."""
+    if accelerator.num_processes == 1 or not values:
+        return values
+    tensor = torch.tensor(values, dtype=torch.float64, device=accelerator.device)
+    return accelerator.reduce(tensor, "sum").tolist()
+
+
+def gather(value: Any, accelerator: Any) -> list[Any]:
+    """One picklable-free plain value of every rank, in rank order (small metric lists only)."""
+    if accelerator.num_processes == 1:
+        return [value]
+    from accelerate.utils import gather_object
+
+    return gather_object([value])
+
+
+def model_state(learner: Any) -> dict[str, torch.Tensor]:
+    """Full state dict of the model inside the learner, on the CPU, whatever wraps it."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    state = get_model_state_dict(learner, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    prefix = "model."
+    return {name.removeprefix("module.").removeprefix(prefix): value for name, value in state.items()}
+
+
+def optimizer_state(learner: Any, optimizer: Any) -> dict[str, Any]:
+    """Full optimizer state keyed by parameter name, on the CPU."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+    inner = getattr(optimizer, "optimizer", optimizer)
+    return get_optimizer_state_dict(learner, inner, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+
+def load_optimizer_state(learner: Any, optimizer: Any, state: dict[str, Any]) -> None:
+    """Put a full optimizer state back; a state of other parameters is a CheckpointError."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+
+    inner = getattr(optimizer, "optimizer", optimizer)
+    try:
+        set_optimizer_state_dict(learner, inner, state, options=StateDictOptions(full_state_dict=True))
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"the optimizer state does not fit the recipe's trained parameters: {error}") from error
+
+
+def is_sharded(learner: Any) -> bool:
+    """Whether parameters are FSDP shards, so that the model can't be called outside the learner."""
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(p, DTensor) for p in learner.parameters())
