@@ -33,6 +33,12 @@ class Dense:
         pairs = tuple((hidden[index], weight) for hidden, weight in self.projection.pairs)
         return replace(self.projection, pairs=pairs)
 
+    def logprobs(self, batch: Batch) -> Tensor:
+        """log p(y_t | s_t) of this model at every action token of the batch, [B, T]."""
+        at = batch.action_mask_BT[:, 1:].nonzero(as_tuple=True)
+        flat = score_rows(self.take(at), batch.tokens_BT[:, 1:][at])
+        return _grid(flat["logprobs"], at, batch)
+
 
 class Learner(nn.Module):
     """`forward(batch, denominators)` gives the micro-batch's share of the step's loss, and per-token monitors."""

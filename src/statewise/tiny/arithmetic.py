@@ -1,0 +1,98 @@
+"""Word problems over a chain of additions, subtractions and multiplications, with worked steps.
+
+The split of a problem is a hash of its chain of numbers and operations, whatever the words around it: the model is never
+tested on a calculation it was trained on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from statewise.tiny.knowledge import digest
+
+NAMES = tuple("Tom Anna Ben Mia Sam Lily Max Emma Leo Nina Paul Rosa Jack Eva Dan Kim".split())
+ITEMS = tuple("apples books coins cards pens shells stamps eggs cups balls stones flowers".split())
+WORDINGS = {
+    "+": ("{n} buys {k} more.", "{n} finds {k} more.", "{n} gets {k} more."),
+    "-": ("{n} loses {k}.", "{n} sells {k}.", "{n} gives away {k}."),
+    "*": ("Then {n} has {k} times as many.", "The number grows {k} times."),
+}
+STYLES = ("plain", "terse", "verbose")
+MAX_STEPS = 4
+MAX_START = 20
+MAX_OPERAND = 12  # of an addition or subtraction
+MAX_FACTOR = 3
+MAX_VALUE = 50  # of every intermediate result: single steps stay learnable for a model of 1M parameters
+TEST_SHARE = 5  # one chain in five is a test chain
+OPERATIONS = ("+", "-", "*")
+
+
+@dataclass(frozen=True)
+class Chain:
+    """``start`` followed by (operation, operand) pairs; every intermediate value is in [1, MAX_VALUE]."""
+
+    start: int
+    moves: tuple[tuple[str, int], ...]
+
+    def equations(self) -> list[tuple[int, str, int, int]]:
+        """(left, operation, operand, result) of each step."""
+        value, steps = self.start, []
+        for operation, operand in self.moves:
+            result = apply(value, operation, operand)
+            steps.append((value, operation, operand, result))
+            value = result
+        return steps
+
+    @property
+    def split(self) -> str:
+        return "test" if digest(f"chain {self.start} {self.moves}") % TEST_SHARE == 0 else "train"
+
+
+def apply(value: int, operation: str, operand: int) -> int:
+    return {"+": value + operand, "-": value - operand, "*": value * operand}[operation]
+
+
+def draw_move(random: Random, value: int) -> tuple[str, int]:
+    """A move that keeps the value in [1, MAX_VALUE]."""
+    while True:
+        operation = random.choice(OPERATIONS)
+        operand = random.randint(2, MAX_FACTOR) if operation == "*" else random.randint(1, MAX_OPERAND)
+        if 1 <= apply(value, operation, operand) <= MAX_VALUE:
+            return operation, operand
+
+
+def draw_chain(random: Random, split: str, num_steps: int) -> Chain:
+    """A chain of the split, by rejection."""
+    while True:
+        start = value = random.randint(2, MAX_START)
+        moves = []
+        for _ in range(num_steps):
+            moves.append(draw_move(random, value))
+            value = apply(value, *moves[-1])
+        chain = Chain(start, tuple(moves))
+        if chain.split == split:
+            return chain
+
+
+def question(random: Random, chain: Chain) -> str:
+    name, item = random.choice(NAMES), random.choice(ITEMS)
+    sentences = [f"{name} has {chain.start} {item}."]
+    for operation, operand in chain.moves:
+        sentences.append(random.choice(WORDINGS[operation]).format(n=name, k=operand))
+    return " ".join([*sentences, f"How many {item} does {name} have now?"])
+
+
+def solution(chain: Chain, style: str = "plain") -> str:
+    """The worked steps and, on the last line, ``#### answer``."""
+    steps = chain.equations()
+    answer = steps[-1][-1]
+    if style == "terse":
+        worked = "; ".join(f"{left}{op}{right}={result}" for left, op, right, result in steps)
+    else:
+        plain = [f"{left} {op} {right} = {result}." for left, op, right, result in steps]
+        if style == "verbose":
+            openings = ["First,"] + ["Then"] * (len(plain) - 1)
+            plain = [f"{opening} {step}" for opening, step in zip(openings, plain, strict=True)]
+        worked = " ".join(plain)
+    return f"{worked}\n#### {answer}"

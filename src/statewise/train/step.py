@@ -1,0 +1,157 @@
+"""One step: sample, annotate, batch, denominators, forward and backward, update. No branch on a method."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from statewise.errors import DataError, NonFiniteLoss
+from statewise.objective import denominators
+from statewise.recipe import Recipe
+from statewise.train.budget import Spent
+from statewise.train.distributed import gather, total
+from statewise.train.metrics import StepMetrics
+from statewise.train.packing import micro_batches
+from statewise.types import Batch, Rollout, World, derive_seed
+
+
+@dataclass
+class Training:
+    """Everything a step needs; `spent` is the only thing that a step changes besides weights and optimizer."""
+
+    recipe: Recipe
+    accelerator: Any
+    learner: Any
+    optimizer: Any
+    world: World
+    multiplier: Any
+    spent: Spent
+    num_examples: int | None
+    pad_id: int
+
+
+def take_step(training: Training) -> dict[str, float]:
+    """Run the next step and return its metrics. Raises NonFiniteLoss before the update where the loss is not finite."""
+    recipe, spent, started = training.recipe, training.spent, time.perf_counter()
+    world = replace(training.world, progress=_progress(training))
+    torch.manual_seed(derive_seed(recipe.seed, "step", spent.step, world.rank))
+    rollouts = recipe.source.sample(spent.step, recipe.batch.rollouts, world)
+    for signal in recipe.signal:
+        rollouts = signal.annotate(rollouts, world)
+    if not rollouts:
+        raise DataError(f"source '{recipe.source.kind}' gave no rollouts at step {spent.step}.")
+    row: dict[str, float] = {}
+    for epoch in range(recipe.batch.epochs):
+        for part in _minibatches(rollouts, recipe, spent.step, epoch):
+            row = _update(training, part, world)
+    spent.step += 1
+    spent.rollouts += len(rollouts)
+    seconds = time.perf_counter() - started
+    spent.seconds += seconds
+    return {"step": spent.step, **row, "total_tokens": spent.tokens, "step_seconds": seconds}
+
+
+def _progress(training: Training) -> float:
+    from statewise.train.budget import progress
+
+    return progress(training.spent, training.recipe.budget, training.recipe.batch, training.num_examples)
+
+
+def _minibatches(rollouts: list[Rollout], recipe: Recipe, step: int, epoch: int) -> list[list[Rollout]]:
+    """Whole groups, in a shuffled order of (seed, step, epoch) where there is more than one update."""
+    count = recipe.batch.minibatches
+    if count * recipe.batch.epochs == 1:
+        return [rollouts]
+    generator = torch.Generator().manual_seed(derive_seed(recipe.seed, "minibatches", step, epoch))
+    groups: dict[int, list[Rollout]] = {}
+    for rollout in rollouts:
+        groups.setdefault(rollout.group, []).append(rollout)
+    order = torch.randperm(len(groups), generator=generator).tolist()
+    listed = list(groups.values())
+    cuts = [round(i * len(order) / count) for i in range(count + 1)]
+    parts = [[r for g in order[a:b] for r in listed[g]] for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [part for part in parts if part]
+
+
+def _update(training: Training, rollouts: list[Rollout], world: World) -> dict[str, float]:
+    recipe, accelerator = training.recipe, training.accelerator
+    settings = recipe.batch
+    batches = [
+        replace(batch, progress=world.progress)
+        for batch in micro_batches(
+            rollouts,
+            pad_id=training.pad_id,
+            max_tokens=settings.micro_tokens,
+            max_rows=settings.micro_rows,
+            pack_length=settings.pack,
+            num_ranks=world.num_ranks,
+            rank=world.rank,
+        )
+    ]
+    shares = total(denominators(recipe.objective, batches), accelerator)
+    if not any(shares):
+        raise DataError(
+            f"step {training.spent.step}: no token is selected by any term, so there is nothing to train on "
+            f"(samples {[r.example.id for r in rollouts[:4]]} ...)."
+        )
+    metrics = StepMetrics(recipe.objective)
+    training.learner.train()
+    for index, batch in enumerate(batches):
+        _backward(training, batch, shares, metrics, last=index == len(batches) - 1)
+    lr = recipe.optim.lr * training.multiplier(training.spent.step, world.progress)
+    norm = _apply(training, lr)
+    row = metrics.row(accelerator)
+    training.spent.tokens += int(total([float(_trained(batches))], accelerator)[0])
+    return {**row, "grad_norm": norm, "lr": lr}
+
+
+def _trained(batches: Sequence[Batch]) -> int:
+    return sum(int(b.action_mask_BT.sum()) for b in batches)
+
+
+def _backward(training: Training, batch: Batch, shares: list[float], metrics: StepMetrics, *, last: bool) -> None:
+    accelerator = training.accelerator
+    batch = batch.to(accelerator.device)
+    with torch.no_grad():
+        for signal in training.recipe.signal:
+            batch = signal.attach(batch, training.world)
+    sync = nullcontext() if last or accelerator.num_processes == 1 else accelerator.no_sync(training.learner)
+    with sync:
+        output = training.learner(batch, shares)
+        _finite(training, output, batch)
+        # Data-parallel wrappers average gradients over ranks; the denominators are already global, so undo it.
+        accelerator.backward(output["loss"] * accelerator.num_processes)
+    metrics.add(output)
+
+
+def _finite(training: Training, output: dict[str, Any], batch: Batch) -> None:
+    finite = bool(torch.isfinite(output["loss"].detach()))
+    flags = gather(None if finite else list(batch.example_ids), training.accelerator)
+    bad = [name for flag in flags if flag for name in flag]
+    if bad:
+        raise NonFiniteLoss(
+            f"the loss is {float(output['loss'].detach())} at step {training.spent.step}, in a micro-batch of the samples "
+            f"{bad}; no update was made. The last checkpoint is intact. Usual causes: a learning rate that is too high, "
+            "a broken sample, float16 overflow."
+        )
+
+
+def _apply(training: Training, lr: float) -> float:
+    """Clip, update, and return the gradient norm before clipping."""
+    accelerator, optimizer = training.accelerator, training.optimizer
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    clip = training.recipe.optim.clip_norm
+    norm = accelerator.clip_grad_norm_(training.learner.parameters(), clip if clip is not None else float("inf"))
+    norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+    if norm != norm or norm == float("inf"):
+        optimizer.zero_grad(set_to_none=True)
+        raise NonFiniteLoss(f"the gradient norm is {norm} at step {training.spent.step}; no update was made.")
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm

@@ -1,0 +1,108 @@
+"""Opening the resources of a run: policy, learner, engines, reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from statewise.models.load import DTYPES, LoadedPolicy, load_policy
+from statewise.recipe import Recipe
+from statewise.train.learner import Dense, Learner
+from statewise.train.packing import micro_batches
+from statewise.types import Batch, derive_seed
+
+
+@dataclass(frozen=True)
+class LearnerScorer:
+    """The `Scorer` protocol through the wrapped learner, so that it works on sharded weights."""
+
+    learner: Any
+    pad_id: int
+    max_tokens: int
+    device: Any
+
+    def score(self, sequences: Sequence[Sequence[int]], needs: Sequence[str] = ("logprobs",)) -> list[dict[str, Any]]:
+        """Per sequence {"logprobs", "entropy"}: one float a token, 0 at token 0."""
+        from statewise.types import Example, Rollout, Segment
+
+        rollouts = [
+            Rollout((Segment(tuple(s), "dataset", True),), Example(id=str(i))) for i, s in enumerate(sequences)
+        ]
+        out: list[dict[str, Any]] = [{} for _ in sequences]
+        training = self.learner.training
+        self.learner.eval()
+        for batch in micro_batches(rollouts, pad_id=self.pad_id, max_tokens=self.max_tokens):
+            stats = self.learner(batch.to(self.device), mode="stats")
+            for row, name in enumerate(batch.example_ids):
+                length = len(sequences[int(name)])
+                out[int(name)] = {n: getattr(stats, n)[row, :length].tolist() for n in needs}
+        self.learner.train(training)
+        return out
+
+
+@dataclass(frozen=True)
+class ReferenceModel:
+    """The policy at step 0: the learner with its adapter disabled, or a frozen copy of the weights."""
+
+    learner: Any
+    reads: frozenset[str]
+
+    def attach(self, batch: Batch, name: str) -> Batch:
+        """The batch with `<name>_logits` (dense) and, where somebody reads it, the column `<name>_logprobs`."""
+        training = self.learner.training
+        self.learner.eval()
+        dense: Dense = self.learner(batch, mode="reference")
+        self.learner.train(training)
+        batch = batch.with_dense(**{f"{name}_logits": dense})
+        if f"{name}_logprobs" not in self.reads:
+            return batch
+        return batch.with_columns(**{f"{name}_logprobs": dense.logprobs(batch)})
+
+
+def open_policy(recipe: Recipe, path: str | Path | None = None) -> LoadedPolicy:
+    """The model to train, in training form; `path`: a checkpoint of this recipe to continue from."""
+    settings = recipe.model
+    if path is not None:
+        settings = replace_model(settings, str(path))
+    torch.manual_seed(derive_seed(recipe.seed, "model"))
+    policy = load_policy(settings, trainable=True)
+    model = policy.model
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if settings.adapter is not None:
+            model.enable_input_require_grads()
+    model.train()
+    return policy
+
+
+def replace_model(settings: Any, path: str) -> Any:
+    """Settings that load a checkpoint directory: its own dtype and tokenizer, an adapter when it holds one."""
+    dtype = settings.dtype
+    if dtype == "auto" and settings.path == "tiny":
+        dtype = "float32"
+    return settings.model_copy(update={"path": path, "gguf_file": None, "revision": None, "dtype": dtype, "adapter": None})
+
+
+def open_learner(recipe: Recipe, policy: LoadedPolicy) -> Learner:
+    """The module that is wrapped; FSDP's wrapping policy finds the model's blocks through it."""
+    dtype = torch.float32 if recipe.model.head_dtype == "float32" else None
+    learner = Learner(policy.model, recipe.objective, head_dtype=dtype)
+    learner._no_split_modules = getattr(policy.model, "_no_split_modules", None)
+    return learner
+
+
+def open_reference(recipe: Recipe, policy: LoadedPolicy, learner: Any, wrapped: Any, device: Any) -> Any:
+    """None where no signal needs it."""
+    reads = frozenset(c for t in recipe.objective for p in t.parts for c in p.columns_read())
+    reads |= frozenset(c for s in recipe.signal for c in s.columns_read())
+    if not any(name.startswith("reference_") for name in reads):
+        return None
+    if recipe.model.adapter is not None and recipe.model.adapter.path is None:
+        return ReferenceModel(wrapped, reads)
+    frozen = Learner(load_policy(recipe.model).model, recipe.objective, head_dtype=learner.head_dtype)
+    frozen.requires_grad_(False)
+    return ReferenceModel(frozen.to(device), reads)
