@@ -89,7 +89,12 @@ class Component(BaseModel):
 
 
 class Source(Component, role="source"):
-    """Whose states are visited. `sample` depends on (seed, step, current weights) and on nothing else."""
+    """Whose states are visited. `sample` depends on (seed, step, current weights) and on nothing else.
+
+    `needs_policy`: it samples from the current weights, so that nothing can be drawn before the model is loaded.
+    """
+
+    needs_policy: ClassVar[bool] = False
 
     @abstractmethod
     def sample(self, step: int, num_rollouts: int, world: World) -> list[Rollout]:
@@ -113,9 +118,13 @@ class Signal(Component, role="signal"):
 
 
 class Loss(Component, role="loss"):
-    """A value a token (`scope = "token"`: [B, T]) or a sequence (`scope = "sequence"`: [S]), in nats."""
+    """A value a token (`scope = "token"`: [B, T]) or a sequence (`scope = "sequence"`: [S]), in nats.
+
+    `is_divergence`: 0 with zero gradient where the policy equals the distribution it is compared with.
+    """
 
     scope: ClassVar[str] = "token"
+    is_divergence: ClassVar[bool] = False
     words: ClassVar[str] = ""
 
     @abstractmethod

@@ -26,6 +26,7 @@ class ReferenceKL(Loss, kind="reference_kl"):
     direction "reference_policy": KL(p_ref || p), as ASFT (arXiv 2509.23753) has it; "policy_reference": KL(p || p_ref).
     """
 
+    is_divergence: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("logits",)
     reads: ClassVar[tuple[str, ...]] = ("reference_logits",)
 

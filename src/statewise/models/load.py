@@ -74,12 +74,38 @@ def load_policy(settings: ModelSettings | str, *, device: str | None = None, tra
     return LoadedPolicy(model, tokenizer, settings.path)
 
 
+def load_tokenizer(settings: ModelSettings) -> Any:
+    """The tokenizer that `load_policy` would load."""
+    path = resolve(settings.path)
+    return _load_tokenizer(path, path, settings)
+
+
+def empty_policy(settings: ModelSettings) -> Any:
+    """The model's structure without its weights, adapter attached: for counting parameters."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    extra: dict[str, Any] = {"gguf_file": settings.gguf_file} if settings.gguf_file else {}
+    try:
+        config = AutoConfig.from_pretrained(resolve(settings.path), **extra)
+    except (OSError, ValueError) as error:
+        raise DataError(f"model '{settings.path}': its config can't be read: {error}") from error
+    dtype = _dtype(settings)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32 if dtype == "auto" else dtype)
+        return model if settings.adapter is None else _add_adapter(model, settings.adapter, True)
+
+
+def _dtype(settings: ModelSettings) -> Any:
+    """Of "auto": the checkpoint's own; the embedded base is stored in bf16 and computed in float32."""
+    if settings.dtype == "auto" and settings.path == "tiny":
+        return torch.float32
+    return DTYPES.get(settings.dtype, "auto")
+
+
 def _load_model(path: str, settings: ModelSettings) -> Any:
     from transformers import AutoModelForCausalLM
 
-    dtype: Any = DTYPES.get(settings.dtype, "auto")
-    if settings.dtype == "auto" and settings.path == "tiny":
-        dtype = torch.float32
+    dtype = _dtype(settings)
     extra: dict[str, Any] = {"revision": settings.revision} if settings.revision else {}
     if settings.gguf_file:
         extra |= _gguf(settings.gguf_file)

@@ -33,11 +33,12 @@ def gather(value: Any, accelerator: Any) -> list[Any]:
     return gather_object([value])
 
 
-def model_state(learner: Any) -> dict[str, torch.Tensor]:
+def model_state(learner: Any, *, trained_only: bool = False) -> dict[str, torch.Tensor]:
     """Full state dict of the model inside the learner, on the CPU, whatever wraps it."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    state = get_model_state_dict(learner, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=trained_only)
+    state = get_model_state_dict(learner, options=options)
     prefix = "model."
     return {name.removeprefix("module.").removeprefix(prefix): value for name, value in state.items()}
 

@@ -1,0 +1,186 @@
+"""The one loop: no branch on a method. Every recipe, whatever its source, signal and objective, runs through `train`."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from statewise.errors import Interrupted, RunError, StatewiseError
+from statewise.recipe import Recipe
+from statewise.run import RunDir
+from statewise.train.budget import Spent, num_steps, progress
+from statewise.train.distributed import open_accelerator, total
+from statewise.train.optim import build_optimizer, schedule
+from statewise.train.progress import open_progress
+from statewise.train.step import Training, take_step
+from statewise.train.trackers import open_trackers
+from statewise.types import World
+
+if TYPE_CHECKING:
+    from statewise.models.load import LoadedPolicy
+
+
+@dataclass
+class Session:
+    """An opened run: what a step needs, and where its results go. On ranks other than 0 nothing is written."""
+
+    recipe: Recipe
+    run: RunDir
+    policy: LoadedPolicy
+    training: Training
+    display: Any
+    trackers: Any
+
+    @property
+    def is_main(self) -> bool:
+        return bool(self.training.accelerator.is_main_process)
+
+    def log(self, row: dict[str, Any]) -> None:
+        if self.is_main:
+            self.run.log(row)
+            self.trackers.log(row, row["step"])
+
+    def progress(self) -> float:
+        training = self.training
+        return progress(training.spent, self.recipe.budget, self.recipe.batch, training.num_examples)
+
+
+def train(
+    recipe: Recipe, run_dir: str | Path, *, resume: bool = False, quiet: bool = False, track: Sequence[str] = ()
+) -> RunDir:
+    """Train `recipe` into the directory `run_dir` and return it as a RunDir.
+
+    resume: go on from the last valid checkpoint; the result equals that of an uninterrupted run, byte for byte on a CPU.
+    track: accelerate trackers beside metrics.jsonl: "tensorboard", "wandb", "trackio".
+
+    Raises Interrupted after SIGINT or SIGTERM (a checkpoint is written first), NonFiniteLoss, and the errors of bad input.
+    """
+    accelerator = open_accelerator()
+    with ExitStack() as stack:
+        run = _open_run(recipe, Path(run_dir), resume, accelerator, stack)
+        stop = stack.enter_context(_stop_requests())
+        try:
+            display = stack.enter_context(open_progress(recipe.name, quiet or not accelerator.is_main_process))
+            trackers = open_trackers(track if accelerator.is_main_process else (), run.path, recipe.to_plain())
+            stack.callback(trackers.close)
+            session = _open_session(recipe, run, accelerator, display, trackers, resume)
+            _run_steps(session, stop)
+        except BaseException as error:
+            if accelerator.is_main_process:
+                run.update(status=_status(error), error=f"{type(error).__name__}: {error}")
+            raise
+        if accelerator.is_main_process:
+            run.update(status="completed", error=None, spent=asdict(session.training.spent))
+        accelerator.wait_for_everyone()
+    return run
+
+
+def _run_steps(session: Session, stop: list[int]) -> None:
+    from statewise.train.milestones import after_step, at_end, at_start
+
+    training = session.training
+    at_start(session)
+    while session.progress() < 1.0:
+        row = take_step(training)
+        session.log(row)
+        session.display.update(session.progress(), row)
+        stopped = bool(total([float(bool(stop))], training.accelerator)[0])
+        after_step(session, stopping=stopped)
+        if stopped:
+            raise Interrupted(
+                f"stopped at step {training.spent.step} with a checkpoint; go on with: statewise train --resume {session.run.path}"
+            )
+    at_end(session)
+
+
+def _status(error: BaseException) -> str:
+    return "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"
+
+
+@contextmanager
+def _stop_requests() -> Iterator[list[int]]:
+    """A list that receives the number of the first SIGINT or SIGTERM; a second one ends the process at once."""
+    received: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    try:
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: the host program owns the signals
+        yield received
+        return
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _open_run(recipe: Recipe, path: Path, resume: bool, accelerator: Any, stack: ExitStack) -> RunDir:
+    """The run directory, created and locked by rank 0 before anybody else opens it."""
+    problem: StatewiseError | None = None
+    if accelerator.is_main_process:
+        try:
+            run = _resumed(recipe, path) if resume else RunDir.create(path, recipe)
+            stack.enter_context(run.lock())
+            run.update(status="running", error=None, world_size=accelerator.num_processes)
+        except StatewiseError as error:
+            problem = error
+    if total([float(problem is not None)], accelerator)[0]:
+        raise problem or RunError(f"rank 0 could not open the run directory {path}.")
+    return run if accelerator.is_main_process else RunDir.open(path)
+
+
+def _resumed(recipe: Recipe, path: Path) -> RunDir:
+    run = RunDir.open(path)
+    if run.recipe_hash != recipe.hash:
+        raise RunError(
+            f"{path}: was made by recipe {run.recipe_hash}, and the recipe given is {recipe.hash}; a run can only go on with "
+            "the same recipe. Use another --out for a changed one."
+        )
+    return run
+
+
+def _open_session(
+    recipe: Recipe, run: RunDir, accelerator: Any, display: Any, trackers: Any, resume: bool
+) -> Session:
+    from statewise.train import saving
+    from statewise.train.world import LearnerScorer, open_learner, open_policy, open_reference
+
+    display.say(f"loading {recipe.model.path}")
+    found = saving.find(run, accelerator, display.say) if resume else None
+    policy = open_policy(recipe, found)
+    learner = open_learner(recipe, policy)
+    wrapped, optimizer = accelerator.prepare(learner, build_optimizer(learner, recipe.optim))
+    world = World(
+        tokenizer=policy.tokenizer,
+        seed=recipe.seed,
+        policy=policy.model,
+        scorer=LearnerScorer(wrapped, policy.pad_id, recipe.eval.batch_tokens, accelerator.device),
+        reference=open_reference(recipe, policy, learner, wrapped, accelerator.device),
+        rank=accelerator.process_index,
+        num_ranks=accelerator.num_processes,
+        device=str(accelerator.device),
+        base_dir=recipe.base_dir,
+        record=run.record if accelerator.is_main_process else _nowhere,
+    )
+    num_examples = recipe.source.num_examples(world)
+    multiplier = schedule(recipe.optim, num_steps(recipe.budget, recipe.batch, num_examples))
+    training = Training(
+        recipe, accelerator, wrapped, optimizer, world, multiplier, Spent(), num_examples, policy.pad_id
+    )
+    session = Session(recipe, run, policy, training, display, trackers)
+    if resume:
+        saving.restore(session, found)
+    return session
+
+
+def _nowhere(row: dict[str, Any]) -> None:
+    """Rank 0 keeps the records."""

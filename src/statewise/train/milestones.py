@@ -1,0 +1,81 @@
+"""What happens at named steps: evaluation, checkpoints, keeping the best."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from statewise.errors import RecipeError
+from statewise.train import saving
+from statewise.train.distributed import is_sharded
+
+if TYPE_CHECKING:
+    from statewise.train.loop import Session
+
+
+def at_start(session: Session) -> None:
+    """Evaluate step 0, unless a resumed run did so before."""
+    settings = session.recipe.eval
+    if settings.tasks and is_sharded(session.training.learner):
+        raise RecipeError(
+            "eval.tasks: evaluation inside a run is not possible while parameters are sharded (FSDP); set eval.tasks = [] "
+            "and run `statewise eval RUN` on the checkpoint."
+        )
+    if session.training.spent.step == 0 and settings.at_start:
+        evaluate(session)
+
+
+def after_step(session: Session, *, stopping: bool) -> None:
+    """Evaluate and save where the recipe says so; the last step is left to `at_end`."""
+    step = session.training.spent.step
+    if session.progress() < 1.0 or stopping:
+        every = session.recipe.eval.every
+        evaluated = bool(every) and step % every == 0
+        if evaluated:
+            evaluate(session)
+        saves = session.recipe.checkpoint.every
+        wanted = bool(saves) and step % saves == 0
+        if wanted or stopping or (evaluated and session.recipe.checkpoint.keep_best):
+            saving.save(session, _best(session))
+
+
+def at_end(session: Session) -> None:
+    """Evaluate and save the final weights."""
+    settings, step = session.recipe.eval, session.training.spent.step
+    if settings.at_end and not (step == 0 and settings.at_start):
+        evaluate(session)
+    saving.save(session, _best(session))
+
+
+def evaluate(session: Session) -> None:
+    """Run the recipe's tasks on the current weights, on rank 0 while the others wait."""
+    recipe, step = session.recipe, session.training.spent.step
+    if recipe.eval.tasks and session.is_main:
+        from statewise import evals
+
+        session.display.say(f"evaluating at step {step}")
+        results = evals.run(
+            session.policy,
+            recipe.eval.tasks,
+            out=session.run.eval_dir(step),
+            seed=recipe.seed,
+            batch_tokens=recipe.eval.batch_tokens,
+            base_dir=recipe.base_dir,
+        )
+        row: dict[str, Any] = {"step": step}
+        for name, result in results.items():
+            row |= {f"eval/{name}": result.mean, f"eval/{name}/low": result.low, f"eval/{name}/high": result.high}
+        session.log(row)
+        session.display.say(f"step {step}: " + ", ".join(f"{n} {r.mean:.3f}" for n, r in results.items()))
+        session.policy.model.train()
+    session.training.accelerator.wait_for_everyone()
+
+
+def _best(session: Session) -> int | None:
+    """The step with the best score of `checkpoint.keep_best` among the steps so far; the earliest of equals."""
+    settings = session.recipe.checkpoint
+    if settings.keep_best is None or not session.is_main:
+        return None
+    key = f"eval/{settings.keep_best}"
+    scores = {row["step"]: row[key] for row in session.run.metrics() if key in row}
+    sign = 1 if settings.higher_is_better else -1
+    return max(scores, key=lambda step: (sign * scores[step], -step)) if scores else None

@@ -1,0 +1,115 @@
+"""What a recipe will do before it does it: steps, tokens, memory. Reads the data and the model's config, no weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from statewise.models.onepass import CHUNK_BYTES
+from statewise.recipe import Recipe
+from statewise.train.budget import num_steps
+from statewise.types import World
+
+SAMPLED_STEPS = 8  # steps whose rollouts are looked at for the token estimate
+STATE_COPIES = {"adamw": 2.0, "adamw_8bit": 0.5, "sgd": 0.0, "adafactor": 0.05}  # of the trained parameters' bytes
+# Tensors of [tokens, hidden] a transformer block keeps for backward (inputs of its products, norms, attention, MLP at 3-4x).
+KEPT_PER_LAYER = 22
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Estimates: tokens exact for the sampled steps, memory from parameter counts. Bytes and tokens."""
+
+    num_examples: int | None
+    steps: int | None
+    tokens_a_step: float
+    trained_tokens_a_step: float
+    total_trained_tokens: float | None
+    parameters: int
+    trained_parameters: int
+    weights_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    head_chunk_bytes: int
+    preview: str
+
+    @property
+    def total_bytes(self) -> int:
+        return (
+            self.weights_bytes
+            + self.gradient_bytes
+            + self.optimizer_bytes
+            + self.activation_bytes
+            + self.head_chunk_bytes
+        )
+
+    def words(self) -> list[str]:
+        """The plan in lines for people."""
+        steps = "until the budget is spent" if self.steps is None else f"{self.steps:,} steps"
+        total = "" if self.total_trained_tokens is None else f", {self.total_trained_tokens:,.0f} trained tokens in all"
+        parts = {
+            "weights": self.weights_bytes,
+            "gradients": self.gradient_bytes,
+            "optimizer": self.optimizer_bytes,
+            "activations": self.activation_bytes,
+            "head chunk": self.head_chunk_bytes,
+        }
+        memory = " + ".join(f"{name} {size / 2**20:,.0f}" for name, size in parts.items() if size >= 2**19)
+        return [
+            f"data:      {'endless' if self.num_examples is None else f'{self.num_examples:,} examples'}",
+            f"tokens:    {steps}, about {self.tokens_a_step:,.0f} tokens a step, of them "
+            f"{self.trained_tokens_a_step:,.0f} trained{total}",
+            f"memory:    about {self.total_bytes / 2**20:,.0f} MiB a process = {memory} MiB",
+        ]
+
+
+def plan(recipe: Recipe) -> Plan:
+    """The estimates for one process. Raises the errors of bad data and of a model that can't be found."""
+    from statewise.models.load import load_tokenizer
+
+    tokenizer = load_tokenizer(recipe.model)
+    world = World(tokenizer=tokenizer, seed=recipe.seed, base_dir=recipe.base_dir)
+    examples = recipe.source.num_examples(world)
+    steps = num_steps(recipe.budget, recipe.batch, examples)
+    whole, trained, longest, preview = _tokens(recipe, world, min(steps or SAMPLED_STEPS, SAMPLED_STEPS))
+    if steps is None and recipe.budget.max_tokens is not None and trained:
+        total: float | None = float(recipe.budget.max_tokens)
+    else:
+        total = None if steps is None else trained * steps
+    return Plan(examples, steps, whole, trained, total, preview=preview, **_memory(recipe, longest))
+
+
+def _tokens(recipe: Recipe, world: World, steps: int) -> tuple[float, float, int, str]:
+    """Mean tokens and trained tokens a step, the longest sequence, and one sample with its mask shown."""
+    from statewise.sources.templates import preview
+
+    if recipe.source.needs_policy:
+        return 0.0, 0.0, 0, ""
+    taken = [recipe.source.sample(step, recipe.batch.rollouts, world) for step in range(max(steps, 1))]
+    flat = [r for step in taken for r in step]
+    whole, trained = sum(r.num_tokens for r in flat), sum(r.num_action_tokens for r in flat)
+    return whole / len(taken), trained / len(taken), max(r.num_tokens for r in flat), preview(world.tokenizer, flat[0])
+
+
+def _memory(recipe: Recipe, longest: int) -> dict[str, Any]:
+    from statewise.models.load import empty_policy
+
+    model = empty_policy(recipe.model)
+    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    sizes = [(p.numel(), p.element_size(), p.requires_grad) for p in model.parameters()]
+    trained_bytes = sum(n * size for n, size, on in sizes if on)
+    rows = max(recipe.batch.micro_tokens or 0, (recipe.batch.micro_rows or 0) * longest, longest)
+    rows = min(rows, recipe.batch.rollouts * longest) if longest else rows
+    width = next(iter(model.parameters())).element_size()
+    layers = 1 if recipe.model.gradient_checkpointing else config.num_hidden_layers
+    kept = rows * config.hidden_size * width * (KEPT_PER_LAYER * layers + (config.num_hidden_layers if layers == 1 else 0))
+    return {
+        "parameters": sum(n for n, _, _ in sizes),
+        "trained_parameters": sum(n for n, _, on in sizes if on),
+        "weights_bytes": sum(n * size for n, size, _ in sizes),
+        "gradient_bytes": trained_bytes,
+        "optimizer_bytes": int(trained_bytes * STATE_COPIES[recipe.optim.optimizer]),
+        "activation_bytes": kept,
+        "head_chunk_bytes": 2 * min(CHUNK_BYTES, rows * config.vocab_size * 4),
+    }

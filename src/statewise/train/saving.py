@@ -1,0 +1,56 @@
+"""Writing a session's checkpoint and restoring one: weights in Hugging Face layout, optimizer, and what was spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from statewise.train import checkpoint
+from statewise.train.budget import Spent
+from statewise.train.distributed import load_optimizer_state, model_state, optimizer_state
+
+if TYPE_CHECKING:
+    from statewise.run import RunDir
+    from statewise.train.loop import Session
+
+OPTIMIZER = "optimizer.safetensors"
+
+
+def save(session: Session, best: int | None) -> None:
+    """Write the checkpoint of the current step (collective: every rank must call it) and prune old ones."""
+    training, settings = session.training, session.recipe.checkpoint
+    weights = model_state(training.learner, trained_only=session.recipe.model.adapter is not None)
+    optimizer = optimizer_state(training.learner, training.optimizer)
+    if session.is_main:
+
+        def write(path: Path) -> None:
+            checkpoint.save_model(path, session.policy.model, session.policy.tokenizer, weights)
+            checkpoint.save_tensors(path / OPTIMIZER, optimizer)
+
+        checkpoint.save(session.run.path, training.spent.step, write=write, state=asdict(training.spent))
+        keep = {best} if best is not None else set()
+        checkpoint.prune(session.run.path, settings.keep_last, settings.keep_every, keep)
+    training.accelerator.wait_for_everyone()
+
+
+def find(run: RunDir, accelerator: Any, say: Callable[[str], None]) -> Path | None:
+    """The newest valid checkpoint, the same on every rank; rank 0 checks it and clears what an interrupted write left."""
+    if accelerator.is_main_process:
+        checkpoint.latest_valid(run.path, say)
+    accelerator.wait_for_everyone()
+    return checkpoint.latest_valid(run.path, lambda text: None)
+
+
+def restore(session: Session, found: Path | None) -> None:
+    """Put optimizer and counters back (the weights were loaded from `found`), and drop what came after that step."""
+    training = session.training
+    if found is not None:
+        state = checkpoint.load_tensors(found / OPTIMIZER)
+        load_optimizer_state(training.learner, training.optimizer, state)
+        training.spent = Spent(**checkpoint.load_state(found))
+    if session.is_main:
+        session.run.truncate(training.spent.step if found is not None else -1)
+    session.display.say(f"resuming at step {training.spent.step}")
+    training.accelerator.wait_for_everyone()
