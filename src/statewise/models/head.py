@@ -66,7 +66,8 @@ class FullLogits:
 
     def logits(self, rows: slice, dtype: torch.dtype | None = None) -> Tensor:
         part = self.full[rows]
-        return part if part.dtype == torch.float64 else part.float()
+        # A copy: callers work in place, and these are the model's own logits.
+        return part.to(torch.float64 if part.dtype == torch.float64 else torch.float32, copy=True)
 
 
 @dataclass(frozen=True)

@@ -74,9 +74,7 @@ def _score_chunk(logits: Tensor, targets: Tensor, needs: Sequence[str], topk: in
     wants = "entropy" in needs or "varentropy" in needs
     if not {"logprobs", "entropy", "varentropy"} & set(needs):
         return out
-    logprobs, entropy, exps, total = statistics(
-        logits.clone() if logits.dtype == torch.float64 else logits, targets, entropy=wants
-    )
+    logprobs, entropy, exps, total = statistics(logits, targets, entropy=wants)
     out["logprobs"] = logprobs
     if wants and entropy is not None:
         out["entropy"] = entropy
