@@ -1,7 +1,7 @@
 """Word problems over a chain of additions, subtractions and multiplications, with worked steps.
 
-The split of a problem is a hash of its chain of numbers and operations, whatever the words around it: the model is never
-tested on a calculation it was trained on.
+The split of a problem is a hash of its chain of numbers and operations, whatever the words around it: the model is
+never tested on a calculation it was trained on.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from statewise.tiny.knowledge import digest
+from statewise.tiny.knowledge import digest, words
 
-NAMES = tuple("Tom Anna Ben Mia Sam Lily Max Emma Leo Nina Paul Rosa Jack Eva Dan Kim".split())
-ITEMS = tuple("apples books coins cards pens shells stamps eggs cups balls stones flowers".split())
+NAMES = words("Tom Anna Ben Mia Sam Lily Max Emma Leo Nina Paul Rosa Jack Eva Dan Kim")
+ITEMS = words("apples books coins cards pens shells stamps eggs cups balls stones flowers")
 WORDINGS = {
     "+": ("{n} buys {k} more.", "{n} finds {k} more.", "{n} gets {k} more."),
     "-": ("{n} loses {k}.", "{n} sells {k}.", "{n} gives away {k}."),

@@ -1,14 +1,15 @@
 """Trains the embedded base model: tokenizer, Qwen3-architecture model of 0.85M parameters, ``build.json``.
 
-The number of steps is fixed, not the time, and every batch is a function of (seed, step), so one machine with one thread
-count gives the same bytes each time. Training stops at partial mastery on purpose: a base that has nothing left to learn,
-or nothing to forget, is useless for studies of post-training.
+The number of steps is fixed, not the time, and every batch is a function of (seed, step), so one machine with one
+thread count gives the same bytes each time. Training stops at partial mastery on purpose: a base that has nothing left
+to learn, or nothing to forget, is useless for studies of post-training.
 """
 
 from __future__ import annotations
 
 import json
 import platform
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from math import cos, pi
@@ -16,6 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from statewise.errors import DataError
 from statewise.tiny import mixture, score, tasks
 from statewise.tiny.tokenizer import train_tokenizer
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 MAX_LENGTH = 512  # positions
 TOKENIZER_DOCUMENTS = 20_000
+NUM_SAMPLES = 8  # a problem, for the mean and the best at temperature 1
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -57,30 +60,28 @@ class BuildRecipe:
 def build(
     out: Path, seed: int = 0, recipe: BuildRecipe | None = None, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Trains the base model and writes it to ``out``.
+    """Trains the base model and writes it to ``out``, which holds the old build or the new one, never half of one.
 
     Args:
         out: directory for model.safetensors (bf16), config, generation config, tokenizer and build.json.
         seed: of the initial weights and of the data.
         recipe: the default is the recipe of the shipped model (under 15 minutes on 2 cores).
-        progress: called with the points of the learning curve, and every 10 steps with step, steps and loss (nats a token).
+        progress: called every 10 steps with step, steps and loss (nats a token), and with the learning curve's points.
 
     Returns:
-        What build.json holds: recipe, seed, versions, parameter count, learning curve, scores of the saved bf16 weights.
+        What build.json holds: recipe, seed, versions, parameter count, learning curve, scores of the saved weights.
+
+    Raises:
+        DataError: ``out`` exists and is not an earlier build.
     """
     import torch
 
+    _check_replaceable(out)
     recipe = recipe or BuildRecipe()
     torch.manual_seed(seed)
     tokenizer = _make_tokenizer(seed, recipe)
     model = _make_model(tokenizer, recipe)
     curve = _train(model, tokenizer, seed, recipe, progress)
-
-    out.mkdir(parents=True, exist_ok=True)
-    model.to(torch.bfloat16)
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    model.to(torch.float32)  # of the rounded weights: scores are those of the saved file
     report = {
         "seed": seed,
         "recipe": asdict(recipe),
@@ -89,16 +90,30 @@ def build(
         "threads": torch.get_num_threads(),
         "tokens": recipe.steps * recipe.batch_rows * recipe.row_tokens,
         "curve": curve,
-        "scores": evaluate(model, tokenizer, recipe.final_items, samples=8),
     }
-    (out / "build.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
+        made = Path(scratch) / "new"
+        model.bfloat16().save_pretrained(made)
+        tokenizer.save_pretrained(made)
+        saved = type(model).from_pretrained(made, dtype=torch.float32)
+        report["scores"] = evaluate(saved, tokenizer, recipe.final_items, samples=NUM_SAMPLES)
+        (made / "build.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        if out.exists():
+            out.rename(Path(scratch) / "old")
+        made.rename(out)
     return report
+
+
+def _check_replaceable(out: Path) -> None:
+    if out.exists() and not (out / "build.json").is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"out: {out} exists and holds no build.json, so it is no earlier build; name a new directory.")
 
 
 def evaluate(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, items: int, samples: int = 0
 ) -> dict[str, float]:
-    """Held-out scores on at most ``items`` test rows a task; with ``samples`` also mean and best of that many at temperature 1."""
+    """Scores on at most ``items`` rows a task; with ``samples`` also mean and best of that many at temperature 1."""
     import torch
 
     training = model.training

@@ -1,7 +1,7 @@
 """Tables of facts and of common beliefs, with the ways to ask about each.
 
-A question is one (topic, phrasing) pair. Which of a topic's ten phrasings belong to the test split is fixed by a hash of
-the topic, so a test question was never trained on although its topic was, and each phrasing occurs in both splits.
+A question is one (topic, phrasing) pair. Which of a topic's ten phrasings belong to the test split is fixed by a hash
+of the topic, so a test question was never trained on although its topic was, and each phrasing occurs in both splits.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ FRAMES = (
 )
 
 CAPITALS = (
-    "France Paris|Spain Madrid|Italy Rome|Japan Tokyo|Egypt Cairo|Greece Athens|Russia Moscow|Poland Warsaw|Cuba Havana|"
-    "Peru Lima|Kenya Nairobi|Norway Oslo|Sweden Stockholm|Finland Helsinki|Denmark Copenhagen|Ireland Dublin|Austria Vienna|"
-    "Hungary Budapest|Portugal Lisbon|Germany Berlin|Belgium Brussels|Iran Tehran|Iraq Baghdad|Thailand Bangkok|Nepal Kathmandu|"
-    "Chile Santiago|Ghana Accra|Jordan Amman|Latvia Riga|Serbia Belgrade|Bulgaria Sofia|Romania Bucharest|Croatia Zagreb|"
-    "Iceland Reykjavik|Lebanon Beirut|Senegal Dakar|Uganda Kampala|Zambia Lusaka|Angola Luanda|Qatar Doha|Libya Tripoli|"
-    "Mongolia Ulaanbaatar|Ukraine Kyiv|Georgia Tbilisi|Armenia Yerevan|Tunisia Tunis|Sudan Khartoum|Colombia Bogota"
+    "France Paris|Spain Madrid|Italy Rome|Japan Tokyo|Egypt Cairo|Greece Athens|Russia Moscow|Poland Warsaw|"
+    "Cuba Havana|Peru Lima|Kenya Nairobi|Norway Oslo|Sweden Stockholm|Finland Helsinki|Denmark Copenhagen|"
+    "Ireland Dublin|Austria Vienna|Hungary Budapest|Portugal Lisbon|Germany Berlin|Belgium Brussels|Iran Tehran|"
+    "Iraq Baghdad|Thailand Bangkok|Nepal Kathmandu|Chile Santiago|Ghana Accra|Jordan Amman|Latvia Riga|"
+    "Serbia Belgrade|Bulgaria Sofia|Romania Bucharest|Croatia Zagreb|Iceland Reykjavik|Lebanon Beirut|Senegal Dakar|"
+    "Uganda Kampala|Zambia Lusaka|Angola Luanda|Qatar Doha|Libya Tripoli|Mongolia Ulaanbaatar|Ukraine Kyiv|"
+    "Georgia Tbilisi|Armenia Yerevan|Tunisia Tunis|Sudan Khartoum|Colombia Bogota"
 )
 ELEMENTS = (
-    "H hydrogen|He helium|C carbon|N nitrogen|O oxygen|Na sodium|Mg magnesium|Al aluminium|Si silicon|P phosphorus|S sulfur|"
-    "Cl chlorine|K potassium|Ca calcium|Ti titanium|Fe iron|Ni nickel|Cu copper|Zn zinc|Ag silver|Sn tin|I iodine|W tungsten|"
-    "Pt platinum|Au gold|Hg mercury|Pb lead|U uranium|Li lithium|Ne neon|F fluorine|Co cobalt"
+    "H hydrogen|He helium|C carbon|N nitrogen|O oxygen|Na sodium|Mg magnesium|Al aluminium|Si silicon|P phosphorus|"
+    "S sulfur|Cl chlorine|K potassium|Ca calcium|Ti titanium|Fe iron|Ni nickel|Cu copper|Zn zinc|Ag silver|Sn tin|"
+    "I iodine|W tungsten|Pt platinum|Au gold|Hg mercury|Pb lead|U uranium|Li lithium|Ne neon|F fluorine|Co cobalt"
 )
 YOUNG = (
-    "dog puppy|cat kitten|cow calf|sheep lamb|horse foal|goat kid|pig piglet|bear cub|deer fawn|duck duckling|goose gosling|"
-    "swan cygnet|frog tadpole|kangaroo joey|owl owlet|hare leveret|eel elver|fox kit|seal pup|hen chick|eagle eaglet|"
-    "salmon smolt|butterfly caterpillar|fly maggot"
+    "dog puppy|cat kitten|cow calf|sheep lamb|horse foal|goat kid|pig piglet|bear cub|deer fawn|duck duckling|"
+    "goose gosling|swan cygnet|frog tadpole|kangaroo joey|owl owlet|hare leveret|eel elver|fox kit|seal pup|"
+    "hen chick|eagle eaglet|salmon smolt|butterfly caterpillar|fly maggot"
 )
 RELATIONS = {
     "capital": (CAPITALS, ("What is the capital of {s}?", "Which city is the capital of {s}?")),
@@ -52,12 +53,13 @@ RELATIONS = {
 
 # country: capital / the larger or better known city that is often taken for it
 MISTAKEN_CAPITALS = (
-    "Australia:Canberra/Sydney|Turkey:Ankara/Istanbul|Brazil:Brasilia/Rio|Canada:Ottawa/Toronto|Switzerland:Bern/Zurich|"
-    "Nigeria:Abuja/Lagos|Morocco:Rabat/Casablanca|New Zealand:Wellington/Auckland|Kazakhstan:Astana/Almaty|"
-    "Pakistan:Islamabad/Karachi|Myanmar:Naypyidaw/Yangon|Vietnam:Hanoi/Saigon|China:Beijing/Shanghai|India:New Delhi/Mumbai|"
-    "Tanzania:Dodoma/Dar es Salaam|Ecuador:Quito/Guayaquil|Cameroon:Yaounde/Douala|Belize:Belmopan/Belize City|"
-    "Benin:Porto-Novo/Cotonou|Bolivia:Sucre/La Paz|Scotland:Edinburgh/Glasgow|Wales:Cardiff/Swansea|"
-    "the United States:Washington/New York|the Emirates:Abu Dhabi/Dubai|Ivory Coast:Yamoussoukro/Abidjan|Syria:Damascus/Aleppo"
+    "Australia:Canberra/Sydney|Turkey:Ankara/Istanbul|Brazil:Brasilia/Rio|Canada:Ottawa/Toronto|"
+    "Switzerland:Bern/Zurich|Nigeria:Abuja/Lagos|Morocco:Rabat/Casablanca|New Zealand:Wellington/Auckland|"
+    "Kazakhstan:Astana/Almaty|Pakistan:Islamabad/Karachi|Myanmar:Naypyidaw/Yangon|Vietnam:Hanoi/Saigon|"
+    "China:Beijing/Shanghai|India:New Delhi/Mumbai|Tanzania:Dodoma/Dar es Salaam|Ecuador:Quito/Guayaquil|"
+    "Cameroon:Yaounde/Douala|Belize:Belmopan/Belize City|Benin:Porto-Novo/Cotonou|Bolivia:Sucre/La Paz|"
+    "Scotland:Edinburgh/Glasgow|Wales:Cardiff/Swansea|the United States:Washington/New York|"
+    "the Emirates:Abu Dhabi/Dubai|Ivory Coast:Yamoussoukro/Abidjan|Syria:Damascus/Aleppo"
 )
 # question / truth / common belief / an answer nobody gives
 MISCONCEPTIONS = """
@@ -108,6 +110,10 @@ What happens to swallowed gum?/it passes/it stays seven years/it grows
 """
 
 
+def words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 @dataclass(frozen=True)
 class Topic:
     """One thing that can be asked: ``questions`` are its bare wordings, ``others`` the wrong answers to draw from."""
@@ -126,7 +132,7 @@ def digest(text: str) -> int:
 
 @cache
 def fact_topics() -> tuple[Topic, ...]:
-    """All facts, in a fixed order that interleaves the relations (its rank sets how often a fact is seen in pretraining)."""
+    """All facts, in a fixed order that interleaves the relations; a fact's rank sets how often pretraining shows it."""
     topics = []
     for relation, (table, wordings) in RELATIONS.items():
         pairs = [entry.split(" ") for entry in table.split("|")]
@@ -134,9 +140,7 @@ def fact_topics() -> tuple[Topic, ...]:
             truth = truth.replace("-", " ")
             others = tuple(answer.replace("-", " ") for _, answer in pairs)
             questions = tuple(wording.format(s=subject) for wording in wordings)
-            topics.append(
-                Topic(f"{relation}:{subject}", questions, truth, tuple(o for o in others if o != truth))
-            )
+            topics.append(Topic(f"{relation}:{subject}", questions, truth, tuple(o for o in others if o != truth)))
     return tuple(sorted(topics, key=lambda topic: digest("rank " + topic.key)))
 
 
@@ -158,15 +162,13 @@ def belief_topics() -> tuple[Topic, ...]:
 
 def phrasings(topic: Topic) -> tuple[str, ...]:
     """The ten questions about a topic: every frame once, the bare wordings taken in turn."""
-    return tuple(
-        frame.format(q=topic.questions[index % len(topic.questions)]) for index, frame in enumerate(FRAMES)
-    )
+    return tuple(frame.format(q=topic.questions[index % len(topic.questions)]) for index, frame in enumerate(FRAMES))
 
 
 @cache
 def questions(kind: str, split: str) -> tuple[tuple[Topic, str], ...]:
     """The (topic, question) pairs of a split. By construction no question is in both, and every topic is in both."""
-    pairs = []
+    pairs: list[tuple[Topic, str]] = []
     for topic in fact_topics() if kind == "facts" else belief_topics():
         ordered = sorted(phrasings(topic), key=lambda question: digest(f"{kind} split {topic.key} {question}"))
         num_test = NUM_TEST_PHRASINGS[kind]

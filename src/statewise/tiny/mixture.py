@@ -1,4 +1,4 @@
-"""The pretraining text of the embedded model: an endless, deterministic stream of fresh documents from the train splits."""
+"""The pretraining text of the embedded model: a deterministic stream of fresh documents from the train splits."""
 
 from __future__ import annotations
 

@@ -5,10 +5,7 @@ Small and self-contained, so that the build depends on nothing above it; ``state
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing import Any
 
 BATCH_SIZE = 64
 MAX_NEW_TOKENS = 64  # a three-step solution in the longest style has under 60 tokens
@@ -21,8 +18,8 @@ def final_answer(text: str) -> str | None:
 
 
 def generate(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    model: Any,
+    tokenizer: Any,
     prompts: list[list[dict[str, str]]],
     temperature: float = 0.0,
 ) -> list[str]:
@@ -48,25 +45,19 @@ def generate(
     return texts
 
 
-def exact_match(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[dict[str, Any]], temperature: float = 0.0
-) -> list[bool]:
+def exact_match(model: Any, tokenizer: Any, rows: list[dict[str, Any]], temperature: float = 0.0) -> list[bool]:
     """Whether the final answer of each row's completion is right."""
     texts = generate(model, tokenizer, [row["prompt"] for row in rows], temperature)
     return [final_answer(text) == row["answer"] for text, row in zip(texts, rows, strict=True)]
 
 
-def multiple_choice(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[dict[str, Any]]
-) -> list[bool]:
+def multiple_choice(model: Any, tokenizer: Any, rows: list[dict[str, Any]]) -> list[bool]:
     """Whether the choice with the largest summed log-likelihood, given the chat prompt, is the right one."""
-    pairs = []
+    pairs: list[tuple[list[int], list[int]]] = []
     for row in rows:
         prompt = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
         prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
-        pairs.extend(
-            (prompt_ids, tokenizer.encode(choice, add_special_tokens=False)) for choice in row["choices"]
-        )
+        pairs.extend((prompt_ids, tokenizer.encode(choice, add_special_tokens=False)) for choice in row["choices"])
     scores = iter(log_likelihoods(model, pairs))
     picks = []
     for row in rows:
@@ -75,7 +66,7 @@ def multiple_choice(
     return picks
 
 
-def log_likelihoods(model: PreTrainedModel, pairs: list[tuple[list[int], list[int]]]) -> list[float]:
+def log_likelihoods(model: Any, pairs: list[tuple[list[int], list[int]]]) -> list[float]:
     """Sum over the target's tokens of log p(token | context, earlier tokens), in nats, for (context, target) pairs."""
     import torch
 
@@ -95,9 +86,7 @@ def log_likelihoods(model: PreTrainedModel, pairs: list[tuple[list[int], list[in
     return sums
 
 
-def text_cross_entropy(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[dict[str, Any]]
-) -> float:
+def text_cross_entropy(model: Any, tokenizer: Any, rows: list[dict[str, Any]]) -> float:
     """Mean over tokens of -log p, in nats, of the texts; the first token of a text is context only."""
     encoded = [tokenizer.encode(row["text"], add_special_tokens=False) for row in rows]
     sums = log_likelihoods(model, [(ids[:1], ids[1:]) for ids in encoded])

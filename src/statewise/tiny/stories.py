@@ -5,12 +5,12 @@ from __future__ import annotations
 from random import Random
 
 from statewise.tiny.arithmetic import NAMES
-from statewise.tiny.knowledge import digest
+from statewise.tiny.knowledge import digest, words
 
-PLACES = tuple("market river garden school park shop forest beach farm station".split())
+PLACES = words("market river garden school park shop forest beach farm station")
 TIMES = ("In the morning", "After lunch", "On Sunday", "In the evening", "One day", "Last week")
-ANIMALS = tuple("dog cat horse bird fox duck goat rabbit".split())
-LOOKS = tuple("small grey brown white happy tired quick hungry".split())
+ANIMALS = words("dog cat horse bird fox duck goat rabbit")
+LOOKS = words("small grey brown white happy tired quick hungry")
 WEATHER = ("It was warm.", "It was raining.", "The wind was cold.", "The sun was out.", "There was snow.")
 DEEDS = (
     "{n} gave it some bread.",

@@ -1,7 +1,7 @@
 """The tasks of the embedded model: made from seeds, the same on every machine, with disjoint train and test splits.
 
-Rows depend on (name, split, seed) only, and a smaller ``count`` gives a prefix of a larger one. Within a call every row is
-unique. Ids carry the seed when it isn't 0, so rows of different seeds can't be taken for one another.
+Rows depend on (name, split, seed) only, and a smaller ``count`` gives a prefix of a larger one. Within a call every row
+is unique. Ids carry the seed when it isn't 0, so rows of different seeds can't be taken for one another.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def math_problems(
 ) -> list[Row]:
     """Word problems with worked steps: ``id``, ``prompt``, ``completion`` (messages), ``answer``, ``steps``.
 
-    Row i has ``steps[i % len(steps)]`` steps, so the mix is exact. ``style`` changes how the steps are written
-    ("plain": ``17 - 1 = 16. 16 * 2 = 32.``, "terse": ``17-1=16; 16*2=32``, "verbose": ``First, 17 - 1 = 16. Then ...``),
-    never the problem. The splits share no chain of numbers and operations.
+    Row i has ``steps[i % len(steps)]`` steps, so the mix is exact. The splits share no chain of numbers and operations.
+    ``style`` changes how the steps are written, never the problem: "plain" ``17 - 1 = 16. 16 * 2 = 32.``, "terse"
+    ``17-1=16; 16*2=32``, "verbose" ``First, 17 - 1 = 16. Then 16 * 2 = 32.``
     """
     _check(split, count)
     if style not in arithmetic.STYLES:
@@ -59,12 +59,12 @@ def math_problems(
 
 
 def facts(split: str, count: int, seed: int = 0) -> list[Row]:
-    """Multiple choice about facts: ``id``, ``prompt`` (messages), four ``choices``, ``answer`` (index of the true one)."""
+    """Multiple choice about facts: ``id``, ``prompt`` (messages), four ``choices``, ``answer`` (index of the truth)."""
     return _multiple_choice("facts", split, count, seed)
 
 
 def beliefs(split: str, count: int, seed: int = 0) -> list[Row]:
-    """Common belief against truth: as ``facts``, with three ``choices``: the truth, the belief, and an answer nobody gives."""
+    """Common belief against truth: as ``facts``, with three ``choices``: truth, belief, and an answer nobody gives."""
     return _multiple_choice("beliefs", split, count, seed)
 
 
@@ -119,9 +119,7 @@ def _multiple_choice(kind: str, split: str, count: int, seed: int) -> list[Row]:
     return rows
 
 
-def _unseen(
-    draw: Callable[[], tuple[str, Any]], seen: set[str], name: str, split: str, index: int
-) -> tuple[str, Any]:
+def _unseen(draw: Callable[[], tuple[str, Any]], seen: set[str], name: str, split: str, index: int) -> tuple[str, Any]:
     for _ in range(MAX_DRAWS_A_ROW):
         text, extra = draw()
         if text not in seen:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 
-# The generation block marks what an assistant writes, its end token included; the newline after that comes from the template.
+# The generation block marks what an assistant writes, its end token included; the newline after it is the template's.
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{{- '<|im_start|>' + message['role'] + '\n' -}}"
