@@ -109,17 +109,18 @@ def backbone(model: Any) -> nn.Module:
 def split_head(model: Any) -> Head | None:
     """The model's head, or None (announced once) where own logits differ from the model's, so that the fallback is used.
 
-    Scale and soft-cap are read from the config and then checked against the model's own logits on eight tokens.
+    Scale and soft-cap are read from the config; the model's own logits on eight tokens decide whether they are right.
     """
     inner = unwrap(model)
     layer = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
     reason = "the model has no output embedding layer"
     if layer is not None and _is_linear(layer):
         config = inner.config.get_text_config() if hasattr(inner.config, "get_text_config") else inner.config
-        head = Head(layer, _scale(config), getattr(config, "final_logit_softcapping", None))
-        reason = _disagreement(model, head)
-        if not reason:
-            return head
+        for scale in _scales(config):
+            head = Head(layer, scale, getattr(config, "final_logit_softcapping", None))
+            reason = _disagreement(model, head)
+            if not reason:
+                return head
     elif layer is not None:
         reason = f"the output layer is a {type(layer).__name__}, not a linear layer"
     warnings.warn(f"one-pass head not used: {reason}; full logits are used, which takes more memory.", stacklevel=2)
@@ -132,13 +133,14 @@ def _is_linear(layer: nn.Module) -> bool:
     return plain and (base is layer or hasattr(layer, "lora_A"))
 
 
-def _scale(config: Any) -> float:
-    """Granite divides by `logits_scaling`; Cohere multiplies by `logit_scale`; other families do neither."""
-    if getattr(config, "logits_scaling", None):
-        return 1.0 / float(config.logits_scaling)
-    if getattr(config, "logit_scale", None) and "cohere" in str(getattr(config, "model_type", "")):
-        return float(config.logit_scale)
-    return 1.0
+def _scales(config: Any) -> list[float]:
+    """What the config may mean by its scale: families multiply (Cohere, Falcon-H1) or divide (Granite) by it."""
+    scales = []
+    for name in ("logits_scaling", "logit_scale", "output_multiplier", "lm_head_multiplier"):
+        value = getattr(config, name, None)
+        if isinstance(value, int | float) and value > 0:
+            scales += [float(value)] if name != "logits_scaling" else [1.0 / value, float(value)]
+    return [*scales, 1.0]
 
 
 @torch.no_grad()
