@@ -25,11 +25,12 @@ def apply_overrides(plain: dict[str, Any], overrides: Sequence[str], known: Sequ
         keys = path.strip().split(".")
         if keys[0] not in known:
             raise RecipeError(f"override '{override}': unknown key '{keys[0]}'{nearest(keys[0], known)}")
-        _set(plain, keys, _value(text), override)
+        _set(plain, keys, parse_value(text), override)
     return plain
 
 
-def _value(text: str) -> Any:
+def parse_value(text: str) -> Any:
+    """A value as TOML, `none` as None, and anything that is neither as text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,0 +1,84 @@
+"""`statewise eval`: any model or run on any tasks."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from statewise.cli.output import interval, print_json, print_table, say
+from statewise.errors import CheckpointError, RecipeError
+
+
+def command(
+    model: str = typer.Argument(help="tiny, a directory, a hub id, or a run directory (its last checkpoint)."),
+    task: list[str] = typer.Option([], help="KIND or KIND:key=value,key=value; may be given several times."),
+    tasks: Path = typer.Option(None, help="A TOML file with a list `tasks`."),
+    adapter: str = typer.Option(None, help="A PEFT adapter on the model."),
+    plugin: list[str] = typer.Option([], help="A file or module with tasks of your own."),
+    out: Path = typer.Option(None, help="Directory for per-example records."),
+    limit: int = typer.Option(None, min=1, help="At most this many examples a task."),
+    seed: int = typer.Option(0, help="Of sampled answers."),
+    device: str = typer.Option(None, help="cpu, cuda, cuda:1 ...; default: cuda where there is one."),
+    dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
+    as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
+) -> None:
+    """Evaluate a model or a run.
+
+    Prints means with 95 % intervals; --out keeps a record for every example.
+    """
+    chosen = _tasks(task, tasks, plugin)
+    say(f"evaluating {model} on {', '.join(getattr(t, 'name', None) or t.kind for t in chosen)}")
+    policy = _load(model, adapter, dtype, device)
+    from statewise import evals
+
+    results = evals.run(policy, chosen, out=out, seed=seed, limit=limit, base_dir=Path("."))
+    if as_json:
+        return print_json({name: _plain(result) for name, result in results.items()})
+    rows = [
+        [name, r.metric, r.n, interval({"mean": r.mean, "low": r.low, "high": r.high})] for name, r in results.items()
+    ]
+    print_table(["task", "metric", "n", "mean [95 %]"], rows)
+
+
+def _tasks(texts: list[str], file: Path | None, plugins: list[str]) -> list[Any]:
+    from statewise.cli.words import parse_task, read_tasks
+    from statewise.component import load_plugin
+
+    for name in plugins:
+        load_plugin(name)
+    chosen = [*(parse_task(text) for text in texts), *(read_tasks(file) if file is not None else ())]
+    if not chosen:
+        raise RecipeError("eval: no task is named; give --task KIND (such as tiny:math) or --tasks FILE.toml.")
+    return chosen
+
+
+def _load(model: str, adapter: str | None, dtype: str, device: str | None) -> Any:
+    from statewise.component import build
+    from statewise.settings import ModelSettings
+
+    path = _checkpoint(Path(model)) if (Path(model) / "run.json").is_file() else model
+    plain: dict[str, Any] = {"path": str(path), "dtype": dtype, "adapter": {"path": adapter} if adapter else None}
+    settings = build(ModelSettings, plain, "model")
+    import torch
+
+    from statewise.models.load import load_policy
+    from statewise.train.progress import hide_library_bars
+
+    hide_library_bars()
+    return load_policy(settings, device=device or ("cuda" if torch.cuda.is_available() else None))
+
+
+def _checkpoint(path: Path) -> Path:
+    from statewise.train.checkpoint import latest_valid
+
+    found = latest_valid(path, say)
+    if found is None:
+        raise CheckpointError(f"{path}: has no valid checkpoint; train it first, or name a checkpoint directory.")
+    return found
+
+
+def _plain(result: Any) -> Any:
+    return asdict(result) if is_dataclass(result) and not isinstance(result, type) else vars(result)

@@ -1,0 +1,102 @@
+"""`statewise runs`: what is in run directories."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from statewise.cli.output import interval, print_json, print_table
+
+if TYPE_CHECKING:
+    from statewise.run import RunDir
+
+app = typer.Typer(help="List and show runs.", no_args_is_help=True)
+JSON = typer.Option(False, "--json", help="Print as JSON.")
+
+
+@app.command("list")
+def list_runs(directory: Path = typer.Argument(Path("runs"), help="Where runs are."), as_json: bool = JSON) -> None:
+    """The runs in a directory, newest first."""
+    from statewise.run import RunDir
+
+    runs = [summary(RunDir.open(file.parent)) for file in sorted(directory.glob("**/run.json"))]
+    runs.sort(key=lambda run: run["created"], reverse=True)
+    if as_json:
+        return print_json(runs)
+    columns = ("run", "status", "recipe", "step", "loss", "seconds", "created")
+    rows = [[{**run, **run["last"]}.get(column) for column in columns] for run in runs]
+    print_table(columns, rows)
+
+
+@app.command("show")
+def show(run: Path = typer.Argument(help="A run directory."), as_json: bool = JSON) -> None:
+    """Status, method, last metrics, and every task before and after."""
+    from statewise.run import RunDir
+
+    found = summary(RunDir.open(run))
+    if as_json:
+        return print_json(found)
+    print_summary(found)
+
+
+def summary(run: RunDir) -> dict[str, Any]:
+    """The facts of a run, as plain values."""
+    info = run.info
+    trained = [row for row in run.metrics() if not any(key.startswith("eval/") for key in row)]
+    last = trained[-1] if trained else {}
+    kept = (
+        "run",
+        "recipe",
+        "recipe_hash",
+        "created",
+        "started",
+        "ended",
+        "error",
+        "method",
+        "data",
+        "versions",
+        "hardware",
+    )
+    return {
+        **{key: info.get(key) for key in kept},
+        "run": str(run.path),
+        "status": run.status,
+        "step": last.get("step", 0),
+        "seconds": _seconds(info),
+        "last": last,
+        "evals": run.evals(),
+        "checkpoints": list(run.checkpoints()),
+    }
+
+
+def _seconds(info: dict[str, Any]) -> int | None:
+    if not info.get("started") or not info.get("ended"):
+        return None
+    return int((datetime.fromisoformat(info["ended"]) - datetime.fromisoformat(info["started"])).total_seconds())
+
+
+def print_summary(found: dict[str, Any]) -> None:
+    """A summary for people."""
+    took = "" if found["seconds"] is None else f", {found['seconds']} s"
+    print(f"{found['run']}: {found['status']} at step {found['step']}{took}")
+    if found["error"] and found["status"] != "completed":
+        print(f"error:     {found['error']}")
+    print("\n".join(found["method"] or []))
+    if found["last"]:
+        print("last step: " + ", ".join(f"{k} {v:.4g}" for k, v in found["last"].items() if isinstance(v, int | float)))
+    print(f"saved:     {', '.join(f'step {s}' for s in found['checkpoints']) or 'no checkpoint'}")
+    if found["evals"]:
+        _print_evals(found["evals"])
+
+
+def _print_evals(evals: dict[int, dict[str, dict[str, float]]]) -> None:
+    """A row a task: its score at the first and the last evaluation."""
+    first, last = min(evals), max(evals)
+    steps = [first] if first == last else [first, last]
+    tasks = list(dict.fromkeys(task for step in steps for task in evals[step]))
+    print()
+    rows = [[task, *(interval(evals[step].get(task)) for step in steps)] for task in tasks]
+    print_table(["task", *(f"step {step}" for step in steps)], rows)
