@@ -1,0 +1,165 @@
+"""The tiny tasks: disjoint splits, right answers, stable rows, refusals."""
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from statewise.errors import DataError
+from statewise.tiny import TASKS, arithmetic, knowledge, mixture, stories, tasks
+from statewise.tiny.score import final_answer
+
+SIZES = {"tiny:math": 400, "tiny:facts": 400, "tiny:beliefs": 340, "tiny:text": 400}
+
+
+def question_of(row: dict) -> str:
+    return row["text"] if "text" in row else row["prompt"][0]["content"]
+
+
+def recompute(question: str) -> int:
+    """The answer by reading the words, without the generator's own arithmetic."""
+    start, *moves = (int(n) for n in re.findall(r"\d+", question))
+    sentences = re.findall(r"[^.]*\d+[^.]*\.", question)[1:]
+    value = start
+    for sentence, number in zip(sentences, moves, strict=True):
+        if "times" in sentence:
+            value *= number
+        elif re.search(r"buys|finds|gets", sentence):
+            value += number
+        else:
+            value -= number
+    return value
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_splits_share_no_question(name: str) -> None:
+    train = {question_of(row) for row in tasks.rows(name, "train", SIZES[name])}
+    test = {question_of(row) for row in tasks.rows(name, "test", SIZES[name])}
+    assert len(train) == len(test) == SIZES[name]
+    assert not train & test
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_smaller_count_is_a_prefix_and_ids_are_unique(name: str) -> None:
+    rows = tasks.rows(name, "test", 50)
+    assert tasks.rows(name, "test", 20) == rows[:20]
+    other_seed = tasks.rows(name, "test", 50, seed=1)
+    assert other_seed != rows
+    assert len({row["id"] for row in rows + other_seed}) == 100
+
+
+def test_test_calculations_are_never_trained_on() -> None:
+    train, test = (
+        {row["completion"][0]["content"] for row in tasks.math_problems(split, 3000)} for split in ("train", "test")
+    )
+    assert not train & test
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from(arithmetic.STYLES), st.sampled_from([(1,), (2, 3), (4,)]))
+def test_every_answer_is_right_in_every_style(seed: int, style: str, steps: tuple[int, ...]) -> None:
+    for row in tasks.math_problems("train", 10, seed=seed, steps=steps, style=style):
+        assert int(row["answer"]) == recompute(question_of(row))
+        content = row["completion"][0]["content"]
+        assert final_answer(content) == row["answer"]
+        equations = re.findall(r"(\d+) ?([-+*]) ?(\d+) ?= ?(\d+)", content)
+        assert len(equations) == row["steps"]
+        value = equations[0][0]
+        for left, operation, right, result in equations:
+            assert left == value
+            assert arithmetic.apply(int(left), operation, int(right)) == int(result)
+            value = result
+        assert value == row["answer"]
+
+
+def test_style_changes_the_writing_only() -> None:
+    plain, terse = (tasks.math_problems("train", 30, style=style) for style in ("plain", "terse"))
+    for one, other in zip(plain, terse, strict=True):
+        assert one["completion"] != other["completion"]
+        assert {k: v for k, v in one.items() if k != "completion"} == {
+            k: v for k, v in other.items() if k != "completion"
+        }
+
+
+def test_the_mix_of_steps_is_exact() -> None:
+    assert [row["steps"] for row in tasks.math_problems("test", 5)] == [2, 3, 2, 3, 2]
+
+
+@pytest.mark.parametrize("name", ["tiny:facts", "tiny:beliefs"])
+def test_multiple_choice_has_distinct_choices_and_the_true_answer(name: str) -> None:
+    truths = {topic.truth for topic in knowledge.fact_topics() + knowledge.belief_topics()}
+    positions = set()
+    for row in tasks.rows(name, "test", SIZES[name]):
+        assert len(set(row["choices"])) == len(row["choices"]) == (4 if name == "tiny:facts" else 3)
+        assert row["choices"][row["answer"]] in truths
+        positions.add(row["answer"])
+    assert len(positions) == len(row["choices"])
+
+
+def test_beliefs_offer_the_common_belief() -> None:
+    by_question = {q: topic for topic, q in knowledge.questions("beliefs", "test")}
+    for row in tasks.beliefs("test", 100):
+        topic = by_question[question_of(row)]
+        assert topic.belief in row["choices"] and row["choices"][row["answer"]] == topic.truth
+
+
+def test_every_topic_is_in_both_splits() -> None:
+    for kind in ("facts", "beliefs"):
+        train, test = ({topic.key for topic, _ in knowledge.questions(kind, split)} for split in ("train", "test"))
+        assert train == test
+
+
+def test_pretraining_text_holds_no_test_row() -> None:
+    random = Random("leak")
+    documents = "\n".join(mixture.draw_document(random, mixture.MIXTURE) for _ in range(4000))
+    for row in tasks.facts("test", 300) + tasks.beliefs("test", 300):
+        assert f">user\n{question_of(row)}<" not in documents
+    for row in tasks.texts("test", 300):
+        assert row["text"] not in documents
+    for row in tasks.math_problems("test", 2000):
+        assert f"assistant\n{row['completion'][0]['content']}<" not in documents
+
+
+def test_truth_shares_cover_the_range_evenly() -> None:
+    shares = sorted(mixture.truth_shares().values())
+    assert (shares[0], shares[-1]) == pytest.approx(mixture.TRUTH_SHARE)
+    assert max(b - a for a, b in zip(shares, shares[1:], strict=False)) < 0.02
+
+
+def test_stories_split_by_their_text() -> None:
+    assert all(stories.split_of(row["text"]) == "test" for row in tasks.texts("test", 50))
+
+
+def test_rows_are_the_same_in_every_process_and_version() -> None:
+    """A change of these digests changes every score ever recorded: bump nothing here without a changelog entry."""
+    code = (
+        "import json; from statewise.tiny import TASKS, tasks;"
+        "print(json.dumps([tasks.rows(n, s, 60, 3) for n in TASKS for s in ('train', 'test')]))"
+    )
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    here = json.dumps([tasks.rows(n, s, 60, 3) for n in TASKS for s in ("train", "test")])
+    assert json.loads(other) == json.loads(here)
+    assert hashlib.sha256(here.encode()).hexdigest()[:16] == "4540c33986525a5a"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: tasks.rows("tiny:maths", "test", 1), "tiny:maths.*tiny:math, tiny:facts"),
+        (lambda: tasks.rows("tiny:math", "dev", 1), "split: got 'dev'"),
+        (lambda: tasks.rows("tiny:math", "test", -1), "count: got -1"),
+        (lambda: tasks.facts("test", 10_000), "ask for at most"),
+        (lambda: tasks.math_problems("test", 1, style="long"), "style: got 'long'"),
+        (lambda: tasks.math_problems("test", 1, steps=(0,)), "steps: got"),
+        (lambda: tasks.math_problems("test", 1, steps=()), "steps: got"),
+    ],
+)
+def test_refusals_say_what_was_received_and_expected(call, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        call()
