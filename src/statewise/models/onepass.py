@@ -60,7 +60,7 @@ def statistics(logits_NV: Tensor, targets_N: Tensor, *, entropy: bool) -> tuple[
     if not entropy:
         return logprobs, None, exps, total
     # A masked id has z = -inf and e = 0, and 0 * -inf is NaN; such an id adds nothing to the entropy.
-    mean = torch.linalg.vecdot(exps, shifted.clamp_min(-1e30))
+    mean = torch.linalg.vecdot(exps, shifted.clamp_min_(-1e30))
     return logprobs, (log_total - mean / total).clamp_min(0), exps, total
 
 
@@ -278,7 +278,7 @@ def _closed_form(
     else:
         assert entropy is not None
         log_total = total.log()
-        slope = shifted.clamp_min(-1e30).mul(-k[:, None]).add_((-g - k * (entropy - log_total))[:, None])
+        slope = shifted.clamp_min_(-1e30).mul_(-k[:, None]).add_((-g - k * (entropy - log_total))[:, None])
         dlogits = exps.mul_(slope).div_(total[:, None])
     dlogits.scatter_add_(-1, targets[:, None], g[:, None])
     return dlogits
