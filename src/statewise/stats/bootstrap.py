@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from statewise.stats.hypothesis import Interval, Values, check_confidence, as_pairs, as_vector
+from statewise.stats.hypothesis import Interval, Values, as_pairs, as_vector, check_confidence
 
 CHUNK = 4_000_000  # drawn indices held at once: 32 MB
 
