@@ -29,6 +29,8 @@ COMMON: dict[str, Any] = {
     "eos_token_id": 1,
 }
 GEMMA = {"head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 8}
+# float64 where the family can: grouped experts have no float64 product, and eager attention's softmax is float32.
+SINGLE = {"Qwen3Moe", "Gemma2"}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Llama": {},
     "Mistral": {"sliding_window": 4},
@@ -49,7 +51,8 @@ def build(family: str) -> Any:
     attention = settings.pop("attn_implementation", "sdpa")
     config = getattr(transformers, f"{family}Config")(**settings)
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).double()
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    model = model.float() if family in SINGLE else model.double()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim >= 2:  # larger than the usual initial values, so that logits are far from uniform
@@ -75,7 +78,7 @@ def gradient(model: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_loss_gradient_and_scores_equal_the_models_own(family: str):
-    model = build(family)
+    model, tolerance = build(family), 1e-5 if family in SINGLE else 1e-6
     term = Term(loss=parse("loss", "nll", "loss"))
     batches = micro_batches(rollouts(), pad_id=0)
     shares = denominators([term], batches)
@@ -88,9 +91,9 @@ def test_loss_gradient_and_scores_equal_the_models_own(family: str):
     got = gradient(model)
     expected = sum(own_loss(model, b) for b in batches) / shares[0]
     expected.backward()
-    assert float(loss.detach()) == pytest.approx(float(expected.detach()), abs=1e-6)
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), abs=tolerance)
     wanted = gradient(model)
-    assert float((got - wanted).abs().max()) <= 1e-6 * max(1.0, float(wanted.abs().max()))
+    assert float((got - wanted).abs().max()) <= tolerance * max(1.0, float(wanted.abs().max()))
 
     scores = InProcessScorer(model, pad_id=0).score([r.tokens() for r in rollouts()], ("logprobs", "entropy"))
     for rollout, score in zip(rollouts(), scores, strict=True):
@@ -98,21 +101,15 @@ def test_loss_gradient_and_scores_equal_the_models_own(family: str):
         with torch.no_grad():
             log_p = model(input_ids=ids, use_cache=False).logits[0, :-1].log_softmax(-1)
         own = log_p.gather(-1, ids[0, 1:, None])[:, 0]
-        assert torch.allclose(torch.tensor(score["logprobs"][1:], dtype=torch.float64), own, atol=1e-8)
+        assert torch.allclose(torch.tensor(score["logprobs"][1:], dtype=torch.float64), own.double(), atol=tolerance)
         entropy = -(log_p.exp() * log_p).sum(-1)
-        assert torch.allclose(torch.tensor(score["entropy"][1:], dtype=torch.float64), entropy, atol=1e-8)
+        assert torch.allclose(torch.tensor(score["entropy"][1:], dtype=torch.float64), entropy.double(), atol=tolerance)
 
 
-@pytest.mark.parametrize("family", ["Gemma2", "Granite", "Cohere"])
-def test_a_wrong_scale_or_cap_is_noticed(family: str):
-    """The head is compared with the model's logits when it is split, so a misread config can't pass silently."""
-    model = build(family)
-    for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
-        if getattr(model.config, name, None) is not None:
-            model.config.update({name: 7.0})  # only the modules keep the right value, where they read it at start
-    own = [m for m in model.modules() if hasattr(m, "logit_scale") or hasattr(m, "logits_scaling")]
-    if not own:
-        pytest.skip("this family reads its config in every call, so both change together")
+def test_a_misread_scale_is_noticed():
+    """The head is compared with the model's logits when it is split, so a config that misleads can't pass silently."""
+    model = build("Cohere")
+    model.config.update({"logit_scale": 7.0})  # the module keeps the right value, which it read when it was made
     with pytest.warns(UserWarning, match="own logits differ"):
         assert split_head(model) is None
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from statewise.recipe import Recipe
+from statewise.run import RunDir
 
 
 @pytest.fixture(scope="session")
@@ -62,3 +63,7 @@ def recipe(plain: dict[str, Any]) -> Recipe:
 
 def weights_of(run: Path, step: int, file: str = "model.safetensors") -> bytes:
     return (run / "checkpoints" / f"step_{step:06d}" / file).read_bytes()
+
+
+def losses_of(run: RunDir) -> list[float]:
+    return [row["loss"] for row in run.metrics() if "loss" in row]

@@ -14,7 +14,7 @@ from statewise import train
 from statewise.errors import Interrupted, NonFiniteLoss, RecipeError, RunError
 from statewise.recipe import Recipe
 from statewise.run import RunDir
-from tests.train.conftest import weights_of
+from tests.train.conftest import losses_of, weights_of
 
 LAST = 6
 
@@ -118,8 +118,7 @@ def test_killed_and_resumed_ends_with_the_same_bytes(
     train(recipe, run, resume=True, quiet=True)
     assert weights_of(run, LAST) == weights_of(finished, LAST)
     assert weights_of(run, LAST, "optimizer.safetensors") == weights_of(finished, LAST, "optimizer.safetensors")
-    resumed, whole = ([r["loss"] for r in RunDir.open(p).metrics() if "loss" in r] for p in (run, finished))
-    assert resumed == whole
+    assert losses_of(RunDir.open(run)) == losses_of(RunDir.open(finished))
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_said(
@@ -214,8 +213,7 @@ def test_an_interrupt_writes_a_checkpoint_and_resumes(
 )
 def test_any_split_of_a_batch_gives_the_same_losses(batch: dict, finished: Path, model_dir: Path, tmp_path: Path):
     train(_recipe(model_dir, batch=batch), tmp_path / "run", quiet=True)
-    got, whole = ([r["loss"] for r in RunDir.open(p).metrics() if "loss" in r] for p in (tmp_path / "run", finished))
-    assert got == pytest.approx(whole, abs=2e-5)
+    assert losses_of(RunDir.open(tmp_path / "run")) == pytest.approx(losses_of(RunDir.open(finished)), abs=2e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,12 @@
-"""Divergences between two next-token distributions at the same state, named by formula."""
+"""Divergences between two next-token distributions at the same state, named by formula, in nats."""
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
 
 from statewise.component import Loss
 
@@ -13,11 +17,35 @@ if TYPE_CHECKING:
 
 
 def kl(logits_p: Tensor, logits_q: Tensor) -> Tensor:
-    """KL(p || q) = sum_v p_v (log p_v - log q_v) over the last axis, nats; 0 with zero gradient at equality."""
+    """KL(p || q) = sum_v p_v (log p_v - log q_v) over the last axis; 0 with zero gradient at equality."""
     log_p, log_q = logits_p.log_softmax(-1), logits_q.log_softmax(-1)
     p = log_p.exp()
     # An impossible token adds nothing; without the guard 0 * (-inf - ...) is NaN.
     return ((log_p - log_q).where(p > 0, 0.0) * p).sum(-1)
+
+
+def jsd(logits_p: Tensor, logits_q: Tensor, beta: float) -> Tensor:
+    """Generalised Jensen-Shannon divergence, scaled so that it is one continuous family in beta.
+
+    (beta KL(p || m) + (1 - beta) KL(q || m)) / (beta (1 - beta)), m = beta p + (1 - beta) q. Its limits are KL(p || q) at
+    beta = 0 and KL(q || p) at beta = 1, which are returned there; at 0.5 it is 4 times the Jensen-Shannon divergence. The
+    unscaled form tends to 0 at both ends, so that a sweep over beta jumps where an implementation special-cases the ends.
+    """
+    if beta in (0.0, 1.0):
+        return kl(logits_p, logits_q) if beta == 0.0 else kl(logits_q, logits_p)
+    log_p, log_q = logits_p.log_softmax(-1), logits_q.log_softmax(-1)
+    log_m = (log_p + math.log(beta)).logaddexp(log_q + math.log1p(-beta))
+    p, q = log_p.exp(), log_q.exp()
+    to_p = ((log_p - log_m).where(p > 0, 0.0) * p).sum(-1)
+    to_q = ((log_q - log_m).where(q > 0, 0.0) * q).sum(-1)
+    return (beta * to_p + (1 - beta) * to_q) / (beta * (1 - beta))
+
+
+def shared_vocabulary(student: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Both on the ids that both have: one tokenizer with padded vocabularies of two sizes. The rest is left out of the
+    softmax, since no text contains it."""
+    size = min(student.shape[-1], other.shape[-1])
+    return student[..., :size], other[..., :size]
 
 
 class ReferenceKL(Loss, kind="reference_kl"):
@@ -42,3 +70,57 @@ class ReferenceKL(Loss, kind="reference_kl"):
         if self.direction == "reference_policy":
             return kl(reference, stats.logits)
         return kl(stats.logits, reference)
+
+
+class TeacherDivergence(Loss):
+    """A divergence from the teacher's next-token distribution, over the full vocabulary.
+
+    temperature: of the signal; both distributions are softmax(logits / temperature). clip: bound on the divergence of a
+    token, after the sum over the vocabulary; a token at the bound gives no gradient.
+    """
+
+    is_divergence: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("logits",)
+    reads: ClassVar[tuple[str, ...]] = ("teacher_logits",)
+
+    temperature: float = Field(1.0, gt=0)
+    clip: float | None = Field(None, gt=0)
+
+    @abstractmethod
+    def divergence(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Of logits [..., V], reduced over V."""
+
+    def __call__(self, stats: TokenStats, batch: Batch) -> Tensor:
+        assert stats.logits is not None
+        student, teacher = shared_vocabulary(stats.logits, batch.dense["teacher_logits"])
+        value = self.divergence(student / self.temperature, teacher / self.temperature)
+        return value if self.clip is None else value.clamp(max=self.clip)
+
+
+class TeacherStudentKL(TeacherDivergence, kind="kl_teacher_student"):
+    """Forward KL(p_T || p_S) = sum_v p_T (log p_T - log p_S): covers what the teacher does."""
+
+    words: ClassVar[str] = "KL(p_T || p_S)"
+
+    def divergence(self, student: Tensor, teacher: Tensor) -> Tensor:
+        return kl(teacher, student)
+
+
+class StudentTeacherKL(TeacherDivergence, kind="kl_student_teacher"):
+    """Reverse KL(p_S || p_T) = sum_v p_S (log p_S - log p_T): avoids what the teacher would not do."""
+
+    words: ClassVar[str] = "KL(p_S || p_T)"
+
+    def divergence(self, student: Tensor, teacher: Tensor) -> Tensor:
+        return kl(student, teacher)
+
+
+class TeacherJSD(TeacherDivergence, kind="jsd"):
+    """Scaled generalised Jensen-Shannon divergence, see `jsd`: beta = 0 is KL(p_T || p_S), beta = 1 is KL(p_S || p_T)."""
+
+    words: ClassVar[str] = "JSD_beta(p_T, p_S) / (beta (1 - beta))"
+
+    beta: float = Field(0.5, ge=0, le=1)
+
+    def divergence(self, student: Tensor, teacher: Tensor) -> Tensor:
+        return jsd(teacher, student, self.beta)

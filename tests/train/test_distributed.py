@@ -1,0 +1,85 @@
+"""Two processes (gloo) give the same losses and weights as one."""
+
+import multiprocessing
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from statewise.recipe import Recipe
+from statewise.run import RunDir
+from tests.train.conftest import losses_of
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _rank(rank: int, world: int, port: int, plain: dict[str, Any], run: str) -> None:
+    from accelerate.state import AcceleratorState
+
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    torch.set_num_threads(1)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    from statewise import train
+
+    train(Recipe.from_plain(plain, name="small"), run, quiet=True)
+    torch.distributed.destroy_process_group()
+
+
+def run_on(world: int, plain: dict[str, Any], run: Path) -> RunDir:
+    """The recipe trained by `world` forked processes."""
+    port, context = _free_port(), multiprocessing.get_context("fork")
+    ranks = [context.Process(target=_rank, args=(r, world, port, plain, str(run))) for r in range(world)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(180)
+    assert [p.exitcode for p in ranks] == [0] * world
+    return RunDir.open(run)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "idft": {},
+    "seven rollouts, so that the ranks differ": {"batch": {"rollouts": 7, "micro_rows": 2}},
+    "one rollout, so that a rank has none": {"batch": {"rollouts": 1}},
+    "lora with a reference": {
+        "model": {"adapter": {"rank": 4}},
+        "signal": ["gold", "reference"],
+        "objective": [{"loss": "nll", "weight": "probability"}, {"loss": "reference_kl", "coef": 0.1}],
+    },
+    "two updates a step against the policy of its start": {
+        "signal": ["gold", "behavior"],
+        "objective": [{"loss": {"kind": "clip", "advantage": 1.0}, "reduce": "sequence_mean_token_mean"}],
+        "batch": {"rollouts": 8, "minibatches": 2},
+    },
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_two_processes_equal_one(name: str, plain: dict[str, Any], tmp_path: Path):
+    changes = VARIANTS[name]
+    plain = {**plain, **changes, "model": {**plain["model"], **changes.get("model", {})}}
+    one, two = run_on(1, plain, tmp_path / "one"), run_on(2, plain, tmp_path / "two")
+    assert losses_of(two) == pytest.approx(losses_of(one), abs=1e-5)
+    for column in ("nll", "grad_norm", "total_tokens"):
+        a, b = ([r[column] for r in run.metrics() if column in r] for run in (one, two))
+        assert b == pytest.approx(a, abs=1e-4), column
+    (file,) = [f.name for f in one.checkpoints()[6].glob("*model.safetensors")]
+    first, second = (load_file(run.checkpoints()[6] / file) for run in (one, two))
+    assert first.keys() == second.keys()
+    for key, value in first.items():
+        assert torch.allclose(value, second[key], atol=1e-5), key
