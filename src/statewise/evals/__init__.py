@@ -1,0 +1,1 @@
+"""Evaluation: tasks, answers, per-example records."""
