@@ -21,6 +21,8 @@ from statewise.component import Weight
 
 class Half(Weight, kind="half_for_cli_tests"):
     """A constant."""
+    needs = ("logprobs",)
+
     def __call__(self, stats, batch):
         return stats.logprobs * 0 + {value}
 '''
