@@ -26,8 +26,8 @@ from statewise.models.load import load_policy  # noqa: E402
 from statewise.objective import denominators  # noqa: E402
 from statewise.recipe import Recipe  # noqa: E402
 from statewise.settings import Adapter, ModelSettings  # noqa: E402
-from statewise.train.learner import Learner  # noqa: E402
-from statewise.train.packing import micro_batches  # noqa: E402
+from statewise.training.learner import Learner  # noqa: E402
+from statewise.training.packing import micro_batches  # noqa: E402
 from statewise.types import Batch, World  # noqa: E402
 
 BASE = "trl nll"

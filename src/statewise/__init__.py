@@ -9,7 +9,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "train": "statewise.train.loop",
+    "train": "statewise.training.loop",
     "Recipe": "statewise.recipe",
     "RunDir": "statewise.run",
     "Component": "statewise.component",

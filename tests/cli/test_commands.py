@@ -14,7 +14,7 @@ import pytest
 import statewise
 from statewise.recipe import Recipe
 from statewise.run import RunDir
-from statewise.train import checkpoint
+from statewise.training import checkpoint
 
 WEIGHT = '''
 from statewise.component import Weight

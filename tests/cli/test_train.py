@@ -29,7 +29,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         run.update(status="completed")
         return run
 
-    monkeypatch.setitem(sys.modules, "statewise.train.loop", SimpleNamespace(train=train))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "statewise.training.loop", SimpleNamespace(train=train))  # type: ignore[arg-type]
     return calls
 
 
@@ -37,7 +37,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def train(recipe: Any, target: Path, **options: Any) -> None:
         raise error
 
-    monkeypatch.setitem(sys.modules, "statewise.train.loop", SimpleNamespace(train=train))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "statewise.training.loop", SimpleNamespace(train=train))  # type: ignore[arg-type]
 
 
 def test_train(cli: Callable[..., Any], loop: list[Any], recipe_file: Path, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_dry_run_writes_nothing(
             return ["memory: about 7 bytes"]
 
     plan = SimpleNamespace(plan=lambda recipe: Planned())
-    monkeypatch.setitem(sys.modules, "statewise.train.plan", plan)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "statewise.training.plan", plan)  # type: ignore[arg-type]
     before = sorted(tmp_path.rglob("*.toml"))
     done = cli("train", recipe_file, "--dry-run", "--out", tmp_path / "run")
     assert done.code == 0 and loop == [] and sorted(tmp_path.rglob("*.toml")) == before

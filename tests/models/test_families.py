@@ -12,8 +12,8 @@ from statewise.models.head import split_head
 from statewise.models.score import InProcessScorer
 from statewise.objective import Term, denominators
 from statewise.testing import rollouts
-from statewise.train.learner import Learner
-from statewise.train.packing import micro_batches
+from statewise.training.learner import Learner
+from statewise.training.packing import micro_batches
 
 VOCAB = 48
 COMMON: dict[str, Any] = {

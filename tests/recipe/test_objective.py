@@ -8,7 +8,7 @@ import torch
 from statewise.component import parse
 from statewise.objective import Term, counts, denominators, factors
 from statewise.testing import rollouts
-from statewise.train.packing import micro_batches
+from statewise.training.packing import micro_batches
 
 
 def term(**settings: object) -> Term:

@@ -28,7 +28,7 @@ LAYERS = [
     ["tiny"],
     ["evals"],
     ["run"],
-    ["train"],
+    ["training"],
     ["diagnostics"],
     ["testing"],
     ["cli", "__main__"],
@@ -103,7 +103,7 @@ def test_the_import_check_finds_what_it_must() -> None:
     assert wrong_imports("statewise.models.head", "class A:\n  import statewise.cli.runs") == ["statewise.cli.runs"]
     lazy = "if TYPE_CHECKING:\n  from statewise.cli import app\ndef f():\n  from statewise.cli import app"
     assert wrong_imports("statewise.errors", lazy) == []
-    assert wrong_imports("statewise.train.loop", "from statewise.recipe import Recipe") == []
+    assert wrong_imports("statewise.training.loop", "from statewise.recipe import Recipe") == []
 
 
 def test_complexity() -> None:

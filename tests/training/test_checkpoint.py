@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from statewise.errors import CheckpointError
-from statewise.train import checkpoint
+from statewise.training import checkpoint
 
 
 def write_weights(value: float):

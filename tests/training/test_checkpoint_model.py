@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from statewise.train import checkpoint
+from statewise.training import checkpoint
 
 
 class Tokenizer:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from statewise.recipe import Recipe
 from statewise.run import RunDir
-from tests.train.conftest import losses_of
+from tests.training.conftest import losses_of
 
 
 def _free_port() -> int:

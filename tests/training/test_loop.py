@@ -14,7 +14,7 @@ from statewise import train
 from statewise.errors import Interrupted, NonFiniteLoss, RecipeError, RunError
 from statewise.recipe import Recipe
 from statewise.run import RunDir
-from tests.train.conftest import losses_of, weights_of
+from tests.training.conftest import losses_of, weights_of
 
 LAST = 6
 
@@ -98,12 +98,12 @@ def _killed(recipe: Recipe, path: Path, where: str, count: int) -> Callable[[], 
 @pytest.mark.parametrize(
     ("where", "count"),
     [
-        ("statewise.train.loop.take_step", 1),  # before the first checkpoint
-        ("statewise.train.loop.take_step", 4),  # between two checkpoints
-        ("statewise.train.checkpoint.sync", 3),  # inside the first checkpoint's write
-        ("statewise.train.checkpoint.save_tensors", 2),  # inside the second's, weights written, optimizer not
-        ("statewise.train.checkpoint._remove", 1),  # while pruning
-        ("statewise.train.step._apply", 5),  # after a backward, before the update
+        ("statewise.training.loop.take_step", 1),  # before the first checkpoint
+        ("statewise.training.loop.take_step", 4),  # between two checkpoints
+        ("statewise.training.checkpoint.sync", 3),  # inside the first checkpoint's write
+        ("statewise.training.checkpoint.save_tensors", 2),  # inside the second's, weights written, optimizer not
+        ("statewise.training.checkpoint._remove", 1),  # while pruning
+        ("statewise.training.step._apply", 5),  # after a backward, before the update
     ],
 )
 def test_killed_and_resumed_ends_with_the_same_bytes(
@@ -125,7 +125,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(
     finished: Path, model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     recipe, run = _recipe(model_dir), tmp_path / "run"
-    assert run_in_child(_killed(recipe, run, "statewise.train.loop.take_step", 6)) == -signal.SIGKILL
+    assert run_in_child(_killed(recipe, run, "statewise.training.loop.take_step", 6)) == -signal.SIGKILL
     damaged = run / "checkpoints" / "step_000004" / "model.safetensors"
     content = bytearray(damaged.read_bytes())
     content[-1] ^= 1
@@ -140,7 +140,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(
 def test_lora_resumes_to_the_same_bytes(model_dir: Path, tmp_path: Path):
     recipe = _recipe(model_dir, model={"path": str(model_dir), "adapter": {"rank": 4, "dropout": 0.1}})
     train(recipe, tmp_path / "whole", quiet=True)
-    assert run_in_child(_killed(recipe, tmp_path / "cut", "statewise.train.loop.take_step", 4)) == -signal.SIGKILL
+    assert run_in_child(_killed(recipe, tmp_path / "cut", "statewise.training.loop.take_step", 4)) == -signal.SIGKILL
     train(recipe, tmp_path / "cut", resume=True, quiet=True)
     file = "adapter_model.safetensors"
     assert weights_of(tmp_path / "cut", LAST, file) == weights_of(tmp_path / "whole", LAST, file)
@@ -189,7 +189,7 @@ def test_a_non_finite_loss_names_the_samples_and_keeps_the_checkpoint(
 def test_an_interrupt_writes_a_checkpoint_and_resumes(
     finished: Path, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from statewise.train import loop
+    from statewise.training import loop
 
     original = loop.take_step
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from statewise.errors import DataError
 from statewise.testing import rollouts
-from statewise.train.learner import Learner
-from statewise.train.packing import collate, micro_batches, model_inputs, pack
+from statewise.training.learner import Learner
+from statewise.training.packing import collate, micro_batches, model_inputs, pack
 from statewise.types import AUTHOR_CODE, PADDING, Example, Rollout, Segment
 from tests.models.test_families import build
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from statewise.errors import MissingExtra, RecipeError
-from statewise.train import progress, trackers
-from statewise.train.progress import Live, Plain, Quiet, Rate, clock, open_progress
+from statewise.training import progress, trackers
+from statewise.training.progress import Live, Plain, Quiet, Rate, clock, open_progress
 
 
 def test_rate_and_time_left() -> None:

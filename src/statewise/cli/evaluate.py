@@ -65,14 +65,14 @@ def _load(model: str, adapter: str | None, dtype: str, device: str | None) -> An
     import torch
 
     from statewise.models.load import load_policy
-    from statewise.train.progress import hide_library_bars
+    from statewise.training.progress import hide_library_bars
 
     hide_library_bars()
     return load_policy(settings, device=device or ("cuda" if torch.cuda.is_available() else None))
 
 
 def _checkpoint(path: Path) -> Path:
-    from statewise.train.checkpoint import latest_valid
+    from statewise.training.checkpoint import latest_valid
 
     found = latest_valid(path, say)
     if found is None:

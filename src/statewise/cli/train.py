@@ -81,7 +81,7 @@ def _resumed(path: Path, overrides: list[str], dry_run: bool) -> Recipe:
 def _train(recipe: Recipe, target: Path, resume: bool, quiet: bool, track: list[str]) -> RunDir:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the loop takes over: the same as Ctrl-C
     try:
-        from statewise.train.loop import train
+        from statewise.training.loop import train
 
         return train(recipe, target, resume=resume, quiet=quiet, track=track)
     except KeyboardInterrupt:
@@ -93,7 +93,7 @@ def _train(recipe: Recipe, target: Path, resume: bool, quiet: bool, track: list[
 def _show_plan(recipe: Recipe, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from statewise.train.plan import plan
+    from statewise.training.plan import plan
 
     planned = plan(recipe)
     if as_json:

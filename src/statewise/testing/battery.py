@@ -12,7 +12,7 @@ from torch import Tensor
 from statewise.component import CAPABILITIES, Component, Loss, Selector, Weight, parse
 from statewise.objective import Reduction, Term, denominators, factors, per_sequence
 from statewise.testing.fixtures import is_dense, rollouts, sample_settings, tiny_learner, with_dense
-from statewise.train.packing import micro_batches
+from statewise.training.packing import micro_batches
 from statewise.types import Batch, Rollout, TokenStats
 
 TOLERANCE = 1e-9  # relative to the largest entry; float64 sums in another order differ by about 1e-15

@@ -12,7 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from statewise.errors import RecipeError
 from statewise.objective import Term
-from statewise.train.learner import Learner
+from statewise.training.learner import Learner
 from statewise.types import AUTHORS, Batch, Example, Rollout, Segment, derive_seed
 
 VOCAB, HIDDEN = 29, 16

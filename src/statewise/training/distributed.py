@@ -25,7 +25,7 @@ def total(values: list[float], accelerator: Any) -> list[float]:
 
 
 def gather(value: Any, accelerator: Any) -> list[Any]:
-    """One picklable-free plain value of every rank, in rank order (small metric lists only)."""
+    """A plain value of every rank, in rank order (metrics and names only)."""
     if accelerator.num_processes == 1:
         return [value]
     from accelerate.utils import gather_object
@@ -48,7 +48,10 @@ def optimizer_state(learner: Any, optimizer: Any) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
     inner = getattr(optimizer, "optimizer", optimizer)
-    return get_optimizer_state_dict(learner, inner, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    state = get_optimizer_state_dict(learner, inner, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    # Restoring turns tuples (betas) into lists; as lists from the start, a resumed run saves the same bytes.
+    listed = [{k: list(v) if isinstance(v, tuple) else v for k, v in g.items()} for g in state.get("param_groups", [])]
+    return {**state, "param_groups": listed}  # empty on ranks other than 0
 
 
 def load_optimizer_state(learner: Any, optimizer: Any, state: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from statewise.models.head import FullLogits, Head, Projection, backbone, split_
 from statewise.models.onepass import Rows, objective_sum
 from statewise.models.score import score_rows
 from statewise.objective import Term, factors, per_sequence
-from statewise.train.packing import model_inputs
+from statewise.training.packing import model_inputs
 from statewise.types import Batch, TokenStats
 
 

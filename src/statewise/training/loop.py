@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from statewise.errors import Interrupted, RunError, StatewiseError
 from statewise.recipe import Recipe
 from statewise.run import RunDir
-from statewise.train.budget import Spent, num_steps, progress
-from statewise.train.distributed import open_accelerator, total
-from statewise.train.optim import build_optimizer, schedule
-from statewise.train.progress import open_progress
-from statewise.train.step import Training, take_step
-from statewise.train.trackers import open_trackers
+from statewise.training.budget import Spent, num_steps, progress
+from statewise.training.distributed import open_accelerator, total
+from statewise.training.optim import build_optimizer, schedule
+from statewise.training.progress import open_progress
+from statewise.training.step import Training, take_step
+from statewise.training.trackers import open_trackers
 from statewise.types import World
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def train(
 
 
 def _run_steps(session: Session, stop: list[int]) -> None:
-    from statewise.train.milestones import after_step, at_end, at_start
+    from statewise.training.milestones import after_step, at_end, at_start
 
     training = session.training
     at_start(session)
@@ -151,8 +151,8 @@ def _resumed(recipe: Recipe, path: Path) -> RunDir:
 def _open_session(
     recipe: Recipe, run: RunDir, accelerator: Any, display: Any, trackers: Any, resume: bool
 ) -> Session:
-    from statewise.train import saving
-    from statewise.train.world import LearnerScorer, open_learner, open_policy, open_reference
+    from statewise.training import saving
+    from statewise.training.world import LearnerScorer, open_learner, open_policy, open_reference
 
     display.say(f"loading {recipe.model.path}")
     found = saving.find(run, accelerator, display.say) if resume else None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from statewise.objective import Term
-from statewise.train.distributed import gather, total
+from statewise.training.distributed import gather
 from statewise.types import AUTHORS
 
 
@@ -31,15 +31,20 @@ class StepMetrics:
         self.columns.setdefault("author", []).append(output["authors"].cpu())
 
     def row(self, accelerator: Any) -> dict[str, float]:
-        """The step's metrics: loss, and for each term its tokens, value, nll and, where weighted, phi and weights."""
+        """The step's metrics: loss, and for each term its tokens, value, nll and, where weighted, phi and weights.
+
+        One collective: sums and phi values of all ranks, since a rank without tokens knows of no monitors.
+        """
         local = {name: torch.cat(parts) for name, parts in self.columns.items()}
-        out = {"loss": total([self.loss], accelerator)[0]}
+        parts = gather((self.loss, [self._sums(i, local) for i in range(len(self.terms))]), accelerator)
+        out = {"loss": sum(loss for loss, _ in parts)}
         for index, term in enumerate(self.terms):
             prefix = "" if len(self.terms) == 1 else f"{term.name()}/"
-            out |= {prefix + k: v for k, v in self._term(index, local, accelerator).items()}
+            out |= {prefix + k: v for k, v in _merged([sums[index] for _, sums in parts]).items()}
         return out
 
-    def _term(self, index: int, local: dict[str, Tensor], accelerator: Any) -> dict[str, float]:
+    def _sums(self, index: int, local: dict[str, Tensor]) -> dict[str, Any]:
+        """This rank's sums over the term's tokens, in all and by author, and the values of phi."""
         mask = local.get(f"{index}.mask", torch.zeros(0, dtype=torch.bool))
         series = {"nll": -local["logprobs"]} if "logprobs" in local else {}
         if "entropy" in local:
@@ -47,39 +52,30 @@ class StepMetrics:
         for name, value in local.items():
             head, _, tail = name.partition(".")
             if head == str(index) and tail not in ("mask", ""):
-                series[{"value": "token_loss"}.get(tail, tail)] = value
-        names = sorted(series)
-        sums = total([float(mask.sum())] + [float(series[n][mask].double().sum()) for n in names], accelerator)
-        count = max(sums[0], 1.0)
-        out = {"tokens": sums[0], **{n: s / count for n, s in zip(names, sums[1:], strict=True)}}
-        out |= self._by_author(mask, local, series, accelerator)
-        if "phi" in series:
-            out |= _order_statistics("phi", series["phi"][mask], accelerator)
-        return out
-
-    def _by_author(
-        self, mask: Tensor, local: dict[str, Tensor], series: dict[str, Tensor], accelerator: Any
-    ) -> dict[str, float]:
-        """nll and tokens split by who wrote the token, where more than one author is trained."""
-        if "nll" not in series:
-            return {}
-        sums = []
-        for code in range(len(AUTHORS)):
-            inside = mask & (local["author"] == code)
-            sums += [float(inside.sum()), float(series["nll"][inside].double().sum())]
-        sums = total(sums, accelerator)
-        present = [(name, sums[2 * i], sums[2 * i + 1]) for i, name in enumerate(AUTHORS) if sums[2 * i] > 0]
-        if len(present) < 2:
-            return {}
-        out: dict[str, float] = {}
-        for name, count, value in present:
-            out |= {f"{name}/tokens": count, f"{name}/nll": value / count}
-        return out
+                series["token_loss" if tail == "value" else tail] = value
+        by_author = {}
+        for code, author in enumerate(AUTHORS):
+            inside = mask & (local["author"] == code) if "author" in local else mask
+            if bool(inside.any()):
+                by_author[author] = (int(inside.sum()), float(series["nll"][inside].double().sum()))
+        return {
+            "tokens": int(mask.sum()),
+            "sums": {name: float(value[mask].double().sum()) for name, value in series.items()},
+            "authors": by_author,
+            "phi": series["phi"][mask].tolist() if "phi" in series else [],
+        }
 
 
-def _order_statistics(name: str, values: Tensor, accelerator: Any) -> dict[str, float]:
-    """Median and minimum over all ranks' tokens."""
-    everything = torch.tensor([v for part in gather(values.tolist(), accelerator) for v in part])
-    if everything.numel() == 0:
-        return {}
-    return {f"{name}_median": float(everything.median()), f"{name}_min": float(everything.min())}
+def _merged(ranks: list[dict[str, Any]]) -> dict[str, float]:
+    """Means over the tokens of all ranks; nll by author where more than one is trained; median and minimum of phi."""
+    tokens = sum(r["tokens"] for r in ranks)
+    names = sorted({name for r in ranks for name in r["sums"]})
+    out: dict[str, float] = {"tokens": tokens}
+    out |= {name: sum(r["sums"].get(name, 0.0) for r in ranks) / max(tokens, 1) for name in names}
+    authors = [a for a in AUTHORS if any(a in r["authors"] for r in ranks)]
+    for author in authors if len(authors) > 1 else ():
+        pairs = [r["authors"].get(author, (0, 0.0)) for r in ranks]
+        count = sum(n for n, _ in pairs)
+        out |= {f"{author}/tokens": count, f"{author}/nll": sum(v for _, v in pairs) / count}
+    phi = torch.tensor([v for r in ranks for v in r["phi"]])
+    return out | ({"phi_median": float(phi.median()), "phi_min": float(phi.min())} if phi.numel() else {})

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from statewise.errors import RecipeError
-from statewise.train import saving
-from statewise.train.distributed import is_sharded
+from statewise.training import saving
+from statewise.training.distributed import is_sharded
 
 if TYPE_CHECKING:
-    from statewise.train.loop import Session
+    from statewise.training.loop import Session
 
 
 def at_start(session: Session) -> None:

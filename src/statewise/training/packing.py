@@ -1,27 +1,33 @@
-"""Rollouts as tensors: padded rows or packed ones, cut into micro-batches and over ranks."""
+"""Rollouts into batches: padded rows, packed rows, and the micro-batches of every rank.
+
+Groups needn't stay together: denominators are global, and whatever compares the rollouts of a group (a baseline, say) is
+computed before, on the whole step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
-from statewise.errors import DataError
-from statewise.types import AUTHOR_CODE, PADDING, Batch, Rollout
+from statewise.errors import DataError, RecipeError
+from statewise.types import AUTHOR_CODE, PADDING, Batch, Example, Rollout, Segment
 
 Row = list[Rollout]
+# Hidden states of two packings of the same sequence may differ by rounding only; a leak changes them by about their own size.
+LEAK_SHARE = 0.02
 
 
 def collate(rollouts: Sequence[Rollout], pad_id: int) -> Batch:
-    """One rollout a row, padded on the right to the longest."""
-    return _batch([[rollout] for rollout in rollouts], max(r.num_tokens for r in rollouts), pad_id, packed=False)
+    """One sequence a row, in the given order, padded on the right."""
+    return _batch([[r] for r in rollouts], pad_id, _column_names(rollouts), packed=False)
 
 
 def pack(rollouts: Sequence[Rollout], length: int, pad_id: int) -> Batch:
-    """Several rollouts a row of `length` tokens. No attention between them: positions restart at each."""
-    return _batch(_packed_rows(rollouts, length), length, pad_id, packed=True)
+    """Several sequences a row of at most `length` tokens (first-fit decreasing); a longer sequence gets a row of its own."""
+    return _batch(_first_fit(rollouts, length), pad_id, _column_names(rollouts), packed=True)
 
 
 def micro_batches(
@@ -34,121 +40,130 @@ def micro_batches(
     num_ranks: int = 1,
     rank: int = 0,
 ) -> list[Batch]:
-    """This rank's micro-batches: rows x longest row at most `max_tokens` tokens and at most `max_rows` rows.
+    """This rank's share of `rollouts`, in batches by falling length; a function of its arguments alone.
 
-    A row that is longer on its own still gets a micro-batch. Every rank gets the same number of micro-batches (those
-    without rollouts hold no action), so that collectives match. Rollouts of a group may be apart.
+    A batch has rows x longest row <= `max_tokens` and at most `max_rows` rows; a single row may be longer. `pack_length`:
+    rows hold several sequences. Every rank gets the same number of batches: where one has fewer, batches without a single
+    action token are added. Raises DataError where a column is missing on some rollouts.
     """
-    rows = [[r] for r in rollouts] if pack_length is None else _packed_rows(rollouts, pack_length)
-    rows.sort(key=lambda row: -sum(r.num_tokens for r in row))
-    width_of = (lambda row: row[0].num_tokens) if pack_length is None else (lambda row: pack_length)
-    groups: list[list[Row]] = []
-    for row in rows:
-        width = width_of(groups[-1][0]) if groups else 0
-        count = len(groups[-1]) + 1 if groups else 0
-        if groups and not _full(count, width, max_tokens, max_rows):
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-    while len(groups) < num_ranks and any(len(group) > 1 for group in groups):
-        widest = max(range(len(groups)), key=lambda i: len(groups[i]))
-        half = len(groups[widest]) // 2
-        groups[widest : widest + 1] = [groups[widest][:half], groups[widest][half:]]
-    mine = groups[rank::num_ranks]
-    batches = [_batch(group, width_of(group[0]), pad_id, packed=pack_length is not None) for group in mine]
-    missing = -(-len(groups) // num_ranks) - len(mine)
-    return batches + [_empty(rollouts[0], pad_id)] * missing
+    names = _column_names(rollouts)
+    plans = []
+    for share in _deal(rollouts, num_ranks):
+        rows = [[r] for r in share] if pack_length is None else _first_fit(share, pack_length)
+        plans.append(list(_groups(rows, max_tokens, max_rows)))
+    missing = max(len(plan) for plan in plans) - len(plans[rank])
+    own = plans[rank] + [[[_nothing(pad_id, names)]]] * missing
+    return [_batch(rows, pad_id, names, packed=pack_length is not None) for rows in own]
 
 
-def _full(count: int, width: int, max_tokens: int | None, max_rows: int | None) -> bool:
-    return (max_tokens is not None and count * width > max_tokens) or (max_rows is not None and count > max_rows)
+def model_inputs(batch: Batch) -> dict[str, torch.Tensor]:
+    """What a transformers causal model takes.
+
+    No mask: padding is on the right, where no earlier token sees it. Of packed rows the model blocks attention between
+    sequences by itself, wherever the positions restart; each padding token is a sequence of its own.
+    """
+    if not batch.packed:
+        return {"input_ids": batch.tokens_BT}
+    return {"input_ids": batch.tokens_BT, "position_ids": batch.position_BT}
 
 
-def _packed_rows(rollouts: Sequence[Rollout], length: int) -> list[Row]:
-    """First fit, longest first; ties keep their order."""
+def check_packing(model: Any, *, one_row: bool) -> None:
+    """Raises RecipeError where packed sequences would see each other in this model.
+
+    Runs two sequences alone and packed behind a neighbour. one_row: every micro-batch holds a single row.
+    """
+    from statewise.models.generate import evaluating
+    from statewise.models.head import backbone, unwrap
+
+    name = unwrap(model).config.model_type
+    attention = getattr(unwrap(model).config, "_attn_implementation", None)
+    if str(attention).startswith("flash_attention") and not one_row:
+        raise RecipeError(
+            f"batch.pack: {attention} keeps packed sequences apart only in micro-batches of one row; "
+            'set batch.micro_rows = 1, or model.attention = "sdpa".'
+        )
+    body, device = backbone(model), next(model.parameters()).device
+    row = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12]], device=device) % unwrap(model).config.get_text_config().vocab_size
+    position = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]], device=device)
+    with evaluating(model), torch.no_grad():
+        alone = body(input_ids=row[:, 4:], use_cache=False).last_hidden_state
+        packed = body(input_ids=row, position_ids=position, use_cache=False).last_hidden_state[:, 4:]
+    gap, size = (packed - alone).float().norm(), alone.float().norm()
+    if not gap <= LEAK_SHARE * size:
+        raise RecipeError(
+            f"batch.pack: packed sequences see each other in a '{name}' model (attention {attention}): hidden states change "
+            f"by {float(gap / size):.1%} behind a neighbour. Unset batch.pack."
+        )
+
+
+def _first_fit(rollouts: Sequence[Rollout], length: int) -> list[Row]:
     rows: list[Row] = []
-    free: list[int] = []
-    for rollout in sorted(rollouts, key=lambda r: -r.num_tokens):
+    room: list[int] = []
+    for rollout in _by_length(rollouts):
         size = rollout.num_tokens
-        if size > length:
-            raise DataError(
-                f"sample '{rollout.example.id}' has {size} tokens and does not fit batch.pack = {length}; raise it, or "
-                "lower source.max_length."
-            )
-        index = next((i for i, room in enumerate(free) if room >= size), len(rows))
-        if index == len(rows):
+        at = next((i for i, free in enumerate(room) if size <= free), None)
+        if at is None:
             rows.append([])
-            free.append(length)
-        rows[index].append(rollout)
-        free[index] -= size
+            room.append(length)
+            at = len(rows) - 1
+        rows[at].append(rollout)
+        room[at] -= size
     return rows
 
 
-def _batch(rows: list[Row], width: int, pad_id: int, *, packed: bool) -> Batch:
-    flat = [rollout for row in rows for rollout in row]
-    numbers = iter(range(len(flat)))
-    order = [[next(numbers) for _ in row] for row in rows]
-    names = _column_names(flat)
-    return Batch(
-        tokens_BT=_grid([[t for r in row for t in r.tokens()] for row in rows], width, pad_id, torch.long),
-        action_mask_BT=_grid([[a for r in row for a in _actions(r)] for row in rows], width, False, torch.bool),
-        author_BT=_grid([[a for r in row for a in _authors(r)] for row in rows], width, PADDING, torch.int8),
-        position_BT=_positions(rows, width, packed),
-        sequence_BT=_grid(
-            [[i for r, i in zip(row, ids, strict=True) for _ in range(r.num_tokens)] for row, ids in zip(rows, order, strict=True)],
-            width,
-            PADDING,
-            torch.long,
-        ),
-        group_S=torch.tensor([r.group for r in flat], dtype=torch.long),
-        columns={
-            name: _grid([[v for r in row for v in _column(r, name)] for row in rows], width, 0.0, torch.float32)
-            for name in names
-        },
-        example_ids=tuple(r.example.id for r in flat),
-        packed=packed,
-    )
+def _by_length(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    return sorted(rollouts, key=lambda r: -r.num_tokens)
 
 
-def _grid(rows: Sequence[Sequence[Any]], width: int, fill: Any, dtype: torch.dtype) -> Tensor:
-    grid = torch.full((len(rows), width), fill, dtype=dtype)
-    for index, row in enumerate(rows):
-        grid[index, : len(row)] = torch.tensor(row, dtype=dtype)
-    return grid
+def _deal(rollouts: Sequence[Rollout], num_ranks: int) -> list[list[Rollout]]:
+    """By falling length, there and back over the ranks, so that shares are of nearly equal size."""
+    shares: list[list[Rollout]] = [[] for _ in range(num_ranks)]
+    for index, rollout in enumerate(_by_length(rollouts)):
+        turn, place = divmod(index, num_ranks)
+        shares[place if turn % 2 == 0 else num_ranks - 1 - place].append(rollout)
+    return shares
 
 
-def _positions(rows: list[Row], width: int, packed: bool) -> Tensor:
-    """0, 1, ... in each sequence; packed padding counts as one more sequence, padded padding is 0."""
-    lines = []
-    for row in rows:
-        line = [i for r in row for i in range(r.num_tokens)]
-        lines.append(line + list(range(width - len(line))) if packed else line)
-    return _grid(lines, width, 0, torch.long)
+def _groups(rows: list[Row], max_tokens: int | None, max_rows: int | None) -> Iterator[list[Row]]:
+    """Rows by falling width, cut where a batch is full."""
+    width = {id(row): sum(r.num_tokens for r in row) for row in rows}
+    group: list[Row] = []
+    for row in sorted(rows, key=lambda row: -width[id(row)]):
+        full = max_rows is not None and len(group) == max_rows
+        if group and max_tokens is not None:
+            full = full or (len(group) + 1) * width[id(group[0])] > max_tokens
+        if full:
+            yield group
+            group = []
+        group.append(row)
+    if group:
+        yield group
 
 
-def _actions(rollout: Rollout) -> Iterable[bool]:
-    """Trained tokens; the first token of a sequence has no state."""
-    flags = [s.train for s in rollout.segments for _ in s.tokens]
-    return [False, *flags[1:]] if flags else []
-
-
-def _authors(rollout: Rollout) -> Iterable[int]:
-    return [AUTHOR_CODE[s.author] for s in rollout.segments for _ in s.tokens]
+def _nothing(pad_id: int, names: Sequence[str]) -> Rollout:
+    """Two tokens that nothing is learnt from."""
+    return Rollout((Segment((pad_id, pad_id), "prompt"),), Example("nothing"), columns={n: (0.0, 0.0) for n in names})
 
 
 def _column_names(rollouts: Sequence[Rollout]) -> list[str]:
-    """Columns of the rollouts, and what segments and rewards provide where every rollout has it."""
-    names = {name for r in rollouts for name in r.columns}
-    for name in sorted(names):
-        without = [r.example.id for r in rollouts if name not in r.columns]
-        if without:
-            raise DataError(f"column '{name}': samples {without[:3]} have none and others do; a signal must write all of them.")
-    sampled = [s for r in rollouts for s in r.segments if s.train]
-    if sampled and all(s.logprobs is not None for s in sampled):
+    """Columns that every rollout has. Raises DataError where one is written on some rollouts only."""
+    available = [set(r.columns) | _derived(r) for r in rollouts]
+    common = set.intersection(*available) if available else set()
+    for rollout in rollouts:
+        for name in sorted(set(rollout.columns) - common):
+            lacks = next(r for r, has in zip(rollouts, available, strict=True) if name not in has)
+            raise DataError(
+                f"column '{name}': sample '{rollout.example.id}' has it and sample '{lacks.example.id}' has not; a source or "
+                "signal must write a column on all rollouts of a step or on none."
+            )
+    return sorted(common)
+
+
+def _derived(rollout: Rollout) -> set[str]:
+    names = {"rewards"} if rollout.reward is not None else set()
+    if all(s.logprobs is not None for s in rollout.segments if s.train):
         names.add("behavior_logprobs")
-    if all(r.reward is not None for r in rollouts):
-        names.add("rewards")
-    return sorted(names)
+    return names
 
 
 def _column(rollout: Rollout, name: str) -> Sequence[float]:
@@ -156,31 +171,42 @@ def _column(rollout: Rollout, name: str) -> Sequence[float]:
         return rollout.columns[name]
     if name == "rewards":
         return [float(rollout.reward or 0.0)] * rollout.num_tokens
-    return [v for s in rollout.segments for v in (s.logprobs or (0.0,) * len(s.tokens))]
+    return [v for s in rollout.segments for v in (s.logprobs or [0.0] * len(s.tokens))]
 
 
-def _empty(like: Rollout, pad_id: int) -> Batch:
-    """Two tokens and no action: what a rank computes while others have rollouts."""
-    zeros = torch.zeros(1, 2, dtype=torch.long)
-    names = _column_names([like])
+def _batch(rows: list[Row], pad_id: int, names: Sequence[str], *, packed: bool) -> Batch:
+    shape = (len(rows), max([1, *(sum(r.num_tokens for r in row) for row in rows)]))
+    tokens, position = np.full(shape, pad_id, np.int64), np.zeros(shape, np.int64)
+    action, author = np.zeros(shape, bool), np.full(shape, PADDING, np.int8)
+    sequence = np.full(shape, PADDING, np.int64)
+    columns = {name: np.zeros(shape, np.float32) for name in names}
+    for index, (place, rollout) in enumerate(_places(rows)):
+        sizes = [len(s.tokens) for s in rollout.segments]
+        tokens[place] = rollout.tokens()
+        position[place] = np.arange(sum(sizes))
+        author[place] = np.repeat([AUTHOR_CODE[s.author] for s in rollout.segments], sizes)
+        action[place] = np.repeat([s.train for s in rollout.segments], sizes)
+        sequence[place] = index
+        for name, grid in columns.items():
+            grid[place] = _column(rollout, name)
+    sequences = [r for row in rows for r in row]
     return Batch(
-        tokens_BT=torch.full((1, 2), pad_id, dtype=torch.long),
-        action_mask_BT=torch.zeros(1, 2, dtype=torch.bool),
-        author_BT=torch.zeros(1, 2, dtype=torch.int8),
-        position_BT=torch.arange(2)[None],
-        sequence_BT=zeros,
-        group_S=torch.zeros(1, dtype=torch.long),
-        columns={name: torch.zeros(1, 2) for name in names},
-        example_ids=("",),
+        torch.from_numpy(tokens),
+        torch.from_numpy(action & (position > 0)),
+        torch.from_numpy(author),
+        torch.from_numpy(position),
+        torch.from_numpy(sequence),
+        torch.tensor([r.group for r in sequences], dtype=torch.long),
+        {name: torch.from_numpy(grid) for name, grid in columns.items()},
+        example_ids=tuple(r.example.id for r in sequences),
+        packed=packed,
     )
 
 
-def model_inputs(batch: Batch) -> dict[str, Tensor]:
-    """What a transformers model takes.
-
-    Packed rows have positions that restart and no mask, from which transformers builds the block-causal mask itself.
-    """
-    if batch.packed:
-        return {"input_ids": batch.tokens_BT, "position_ids": batch.position_BT}
-    return {"input_ids": batch.tokens_BT, "attention_mask": (batch.sequence_BT >= 0).long()}
-
+def _places(rows: list[Row]) -> Iterator[tuple[tuple[int, slice], Rollout]]:
+    for number, row in enumerate(rows):
+        start = 0
+        for rollout in row:
+            stop = start + rollout.num_tokens
+            yield (number, slice(start, stop)), rollout
+            start = stop

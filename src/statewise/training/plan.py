@@ -7,7 +7,7 @@ from typing import Any
 
 from statewise.models.onepass import CHUNK_BYTES
 from statewise.recipe import Recipe
-from statewise.train.budget import num_steps
+from statewise.training.budget import num_steps
 from statewise.types import World
 
 SAMPLED_STEPS = 8  # steps whose rollouts are looked at for the token estimate

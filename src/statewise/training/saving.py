@@ -7,13 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from statewise.train import checkpoint
-from statewise.train.budget import Spent
-from statewise.train.distributed import load_optimizer_state, model_state, optimizer_state
+from statewise.training import checkpoint
+from statewise.training.budget import Spent
+from statewise.training.distributed import load_optimizer_state, model_state, optimizer_state
 
 if TYPE_CHECKING:
     from statewise.run import RunDir
-    from statewise.train.loop import Session
+    from statewise.training.loop import Session
 
 OPTIMIZER = "optimizer.safetensors"
 

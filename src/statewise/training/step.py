@@ -13,10 +13,10 @@ import torch
 from statewise.errors import DataError, NonFiniteLoss
 from statewise.objective import denominators
 from statewise.recipe import Recipe
-from statewise.train.budget import Spent
-from statewise.train.distributed import gather, total
-from statewise.train.metrics import StepMetrics
-from statewise.train.packing import micro_batches
+from statewise.training.budget import Spent
+from statewise.training.distributed import gather, total
+from statewise.training.metrics import StepMetrics
+from statewise.training.packing import micro_batches
 from statewise.types import Batch, Rollout, World, derive_seed
 
 
@@ -57,7 +57,7 @@ def take_step(training: Training) -> dict[str, float]:
 
 
 def _progress(training: Training) -> float:
-    from statewise.train.budget import progress
+    from statewise.training.budget import progress
 
     return progress(training.spent, training.recipe.budget, training.recipe.batch, training.num_examples)
 

@@ -11,8 +11,8 @@ import torch
 
 from statewise.models.load import DTYPES, LoadedPolicy, load_policy
 from statewise.recipe import Recipe
-from statewise.train.learner import Dense, Learner
-from statewise.train.packing import micro_batches
+from statewise.training.learner import Dense, Learner
+from statewise.training.packing import micro_batches
 from statewise.types import Batch, derive_seed
 
 
