@@ -39,6 +39,7 @@ budget = { max_steps = 2 }
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```[ ]*$", re.M | re.S)
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(?P<title>.+?) *$", re.M)
+NAMED_TEST = re.compile(r"`(?P<file>tests/[\w/]+\.py)::(?P<name>\w+)`")
 RUN_LANGUAGES = {"python", "toml", "bash"}
 
 
@@ -159,6 +160,14 @@ def anchors(page: Path) -> set[str]:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     titles = (found["title"].lower() for found in HEADING.finditer(text))
     return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_named_tests_exist(page: Path) -> None:
+    """A page that names a test as `tests/area/test_file.py::test_name` names one that is there."""
+    for found in NAMED_TEST.finditer(page.read_text(encoding="utf-8")):
+        file = ROOT / found["file"]
+        assert file.is_file() and f"def {found['name']}(" in file.read_text(encoding="utf-8"), found[0]
 
 
 FAULTY: dict[str, Callable[[Path], str]] = {
