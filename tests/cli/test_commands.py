@@ -111,7 +111,9 @@ class Score:
     se: float = 0.1
     low: float = 0.3
     high: float = 0.7
-    extra: dict[str, Any] | None = None
+
+    def summary(self) -> dict[str, Any]:
+        return vars(self)
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def test_imports_point_down(path: Path) -> None:
 
 def test_the_import_check_finds_what_it_must() -> None:
     assert wrong_imports("statewise.errors", "from statewise.recipe import Recipe") == ["statewise.recipe"]
-    assert wrong_imports("statewise.models.head", "from statewise import train") == ["statewise.train"]
+    assert wrong_imports("statewise.models.head", "from statewise import training") == ["statewise.training"]
     assert wrong_imports("statewise.models.head", "class A:\n  import statewise.cli.runs") == ["statewise.cli.runs"]
     lazy = "if TYPE_CHECKING:\n  from statewise.cli import app\ndef f():\n  from statewise.cli import app"
     assert wrong_imports("statewise.errors", lazy) == []

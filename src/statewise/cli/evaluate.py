@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, is_dataclass
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import typer
 
 from statewise.cli.output import interval, print_json, print_table, say
 from statewise.errors import CheckpointError, RecipeError
+
+REPORT_SECONDS = 5.0
 
 
 def command(
@@ -34,9 +37,9 @@ def command(
     policy = _load(model, adapter, dtype, device)
     from statewise import evals
 
-    results = evals.run(policy, chosen, out=out, seed=seed, limit=limit, base_dir=Path("."))
+    results = evals.run(policy, chosen, out=out, seed=seed, limit=limit, base_dir=Path("."), progress=_reporter())
     if as_json:
-        return print_json({name: _plain(result) for name, result in results.items()})
+        return print_json({name: result.summary() for name, result in results.items()})
     rows = [
         [name, r.metric, r.n, interval({"mean": r.mean, "low": r.low, "high": r.high})] for name, r in results.items()
     ]
@@ -80,5 +83,14 @@ def _checkpoint(path: Path) -> Path:
     return found
 
 
-def _plain(result: Any) -> Any:
-    return asdict(result) if is_dataclass(result) and not isinstance(result, type) else vars(result)
+def _reporter() -> Callable[[str, int, int], None]:
+    """Says how far a task is, every few seconds."""
+    last = time.monotonic()
+
+    def report(name: str, done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= REPORT_SECONDS:
+            last = time.monotonic()
+            say(f"{name}: {done} of {total}")
+
+    return report
