@@ -40,6 +40,27 @@ def _rank(rank: int, world: int, port: int, plain: dict[str, Any], run: str) -> 
     torch.distributed.destroy_process_group()
 
 
+def _shard_on_cpu(patch: pytest.MonkeyPatch) -> None:
+    """accelerate turns FSDP on for accelerators only; gloo can shard too, so its state is set to what a GPU would give."""
+    from accelerate import FullyShardedDataParallelPlugin
+    from accelerate.utils import DistributedType
+
+    from statewise.training import loop
+
+    original = loop.open_accelerator
+
+    def sharded() -> Any:
+        accelerator = original()
+        if accelerator.num_processes > 1:
+            plugin = FullyShardedDataParallelPlugin(
+                fsdp_version=2, auto_wrap_policy="transformer_based_wrap", state_dict_type="FULL_STATE_DICT"
+            )
+            accelerator.state.__dict__.update(distributed_type=DistributedType.FSDP, fsdp_plugin=plugin)
+        return accelerator
+
+    patch.setattr(loop, "open_accelerator", sharded)
+
+
 def run_on(world: int, plain: dict[str, Any], run: Path) -> RunDir:
     """The recipe trained by `world` forked processes."""
     port, context = _free_port(), multiprocessing.get_context("fork")
@@ -48,7 +69,8 @@ def run_on(world: int, plain: dict[str, Any], run: Path) -> RunDir:
         process.start()
     for process in ranks:
         process.join(180)
-    assert [p.exitcode for p in ranks] == [0] * world
+    if any(p.exitcode for p in ranks):
+        raise RuntimeError(f"exit codes {[p.exitcode for p in ranks]}: {RunDir.open(run).info['error']}")
     return RunDir.open(run)
 
 
@@ -73,7 +95,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def test_two_processes_equal_one(name: str, plain: dict[str, Any], tmp_path: Path):
     changes = VARIANTS[name]
     plain = {**plain, **changes, "model": {**plain["model"], **changes.get("model", {})}}
-    one, two = run_on(1, plain, tmp_path / "one"), run_on(2, plain, tmp_path / "two")
+    same(run_on(1, plain, tmp_path / "one"), run_on(2, plain, tmp_path / "two"))
+
+
+def test_two_sharded_processes_equal_one(
+    plain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    _shard_on_cpu(monkeypatch)
+    same(run_on(1, plain, tmp_path / "one"), run_on(2, plain, tmp_path / "two"))
+    # That parameters are sharded shows in the refusal to evaluate them inside the run.
+    with pytest.raises(RuntimeError, match="sharded"):
+        run_on(2, {**plain, "eval": {"tasks": ["tiny:text"]}}, tmp_path / "evaluated")
+
+
+def same(one: RunDir, two: RunDir) -> None:
+    """Losses, metrics and final weights agree to 1e-5."""
     assert losses_of(two) == pytest.approx(losses_of(one), abs=1e-5)
     for column in ("nll", "grad_norm", "total_tokens"):
         a, b = ([r[column] for r in run.metrics() if column in r] for run in (one, two))
