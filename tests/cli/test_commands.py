@@ -85,6 +85,9 @@ def test_runs(cli: Callable[..., Any], recipe_file: Path, tmp_path: Path) -> Non
     assert json.loads(cli("runs", "show", run.path, "--json").out)["checkpoints"] == [4]
     assert cli("runs", "show", tmp_path).code == 2
     assert json.loads(cli("runs", "list", tmp_path / "nowhere", "--json").out) == []
+    (run.path / "run.json").write_text("{")
+    table = cli("runs", "list", tmp_path / "runs").out
+    assert "completed" in table and "unreadable" in table
 
 
 def test_check(cli: Callable[..., Any], tmp_path: Path) -> None:

@@ -68,9 +68,9 @@ def _load(model: str, adapter: str | None, dtype: str, device: str | None) -> An
     import torch
 
     from statewise.models.load import load_policy
-    from statewise.training.progress import hide_library_bars
+    from statewise.training.progress import hide_library_noise
 
-    hide_library_bars()
+    hide_library_noise()
     return load_policy(settings, device=device or ("cuda" if torch.cuda.is_available() else None))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from statewise.cli.output import interval, print_json, print_table
+from statewise.errors import RunError
 
 if TYPE_CHECKING:
     from statewise.run import RunDir
@@ -19,16 +20,26 @@ JSON = typer.Option(False, "--json", help="Print as JSON.")
 
 @app.command("list")
 def list_runs(directory: Path = typer.Argument(Path("runs"), help="Where runs are."), as_json: bool = JSON) -> None:
-    """The runs in a directory, newest first."""
-    from statewise.run import RunDir
-
-    runs = [summary(RunDir.open(file.parent)) for file in sorted(directory.glob("**/run.json"))]
-    runs.sort(key=lambda run: run["created"], reverse=True)
+    """The runs in a directory and in its directories, newest first."""
+    files = [file for pattern in ("run.json", "*/run.json", "*/*/run.json") for file in directory.glob(pattern)]
+    runs = sorted(
+        (_summary_or_fault(file.parent) for file in files), key=lambda run: run["created"] or "", reverse=True
+    )
     if as_json:
         return print_json(runs)
     columns = ("run", "status", "recipe", "step", "loss", "seconds", "created")
     rows = [[{**run, **run["last"]}.get(column) for column in columns] for run in runs]
     print_table(columns, rows)
+
+
+def _summary_or_fault(path: Path) -> dict[str, Any]:
+    """One run that can't be read must not hide the others."""
+    from statewise.run import RunDir
+
+    try:
+        return summary(RunDir.open(path))
+    except RunError as error:
+        return {"run": str(path), "status": "unreadable", "error": str(error), "created": "", "last": {}}
 
 
 @app.command("show")

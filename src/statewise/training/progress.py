@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from typing import Any, Protocol
 
 PLAIN_SECONDS = 5.0  # between plain lines: a log of an hour stays under a thousand lines
@@ -24,19 +25,20 @@ class Display(Protocol):
 
 
 def open_progress(label: str, quiet: bool = False) -> Display:
-    """The display that fits: none when quiet, live on a terminal, plain lines elsewhere. Libraries' bars are hidden."""
-    hide_library_bars()
+    """The display that fits: none when quiet, live on a terminal, plain lines elsewhere. Libraries' own are hidden."""
+    hide_library_noise()
     if quiet:
         return Quiet()
     return Live(label) if sys.stderr.isatty() else Plain()
 
 
-def hide_library_bars() -> None:
-    """Loading and saving bars of transformers and datasets would break the live line and fill logs."""
+def hide_library_noise() -> None:
+    """Bars of transformers and datasets, and a warning about what peft calls, would break the live line."""
     from transformers.utils.logging import disable_progress_bar
 
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     disable_progress_bar()
+    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
 
 
 class Rate:
