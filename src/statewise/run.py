@@ -121,7 +121,11 @@ class RunDir:
         """Go on with another budget: writes recipe.toml, and keeps the former hash in run.json."""
         former = {"recipe_hash": self.recipe_hash, "until": _now()}
         atomic_write(self.path / "recipe.toml", recipe.to_toml())
-        self.update(recipe_hash=recipe.hash, former_recipes=[*self.info.get("former_recipes", []), former])
+        self.update(
+            recipe_hash=recipe.hash,
+            method=recipe.explain(),
+            former_recipes=[*self.info.get("former_recipes", []), former],
+        )
 
     @contextmanager
     def lock(self) -> Iterator[None]:

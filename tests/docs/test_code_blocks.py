@@ -15,7 +15,7 @@ import io
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import pytest
 from statewise import component
 from statewise.cli import main
 from statewise.cli.words import read_tasks
+from statewise.errors import RecipeError
 from statewise.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
@@ -170,18 +171,18 @@ def test_named_tests_exist(page: Path) -> None:
         assert file.is_file() and f"def {found['name']}(" in file.read_text(encoding="utf-8"), found[0]
 
 
-FAULTY: dict[str, Callable[[Path], str]] = {
-    "python": lambda _: "```python\nassert 1 == 2\n```\n",
-    "recipe": lambda _: '```toml fragment\nobjective = [{ loss = "nll", weight = "probabilty" }]\n```\n',
-    "command": lambda _: "```bash\nstatewise recipe show nothing_of_this_name\n```\n",
-    "no command": lambda _: "```bash\nls\n```\n",
+FAULTY = {
+    "```python\nassert 1 + 1 == 3, 'no'\n```": "no",
+    '```toml fragment\nobjective = [{ loss = "nll", weight = "probabilty" }]\n```': "did you mean 'probability'",
+    "```bash\nstatewise recipe show nothing_of_this_name\n```": "ended with 2",
+    "```bash\nls\n```": "is no statewise command",
 }
 
 
-@pytest.mark.parametrize("fault", FAULTY)
-def test_a_faulty_block_is_seen(fault: str, tmp_path: Path, page_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
+@pytest.mark.parametrize("text", FAULTY)
+def test_a_faulty_block_is_seen(text: str, tmp_path: Path, page_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
     page = tmp_path / "page.md"
-    page.write_text(FAULTY[fault](tmp_path))
-    with pytest.raises((AssertionError, Exception)):  # noqa: B017 - each kind of block fails in its own way
+    page.write_text(f"# Page\n\n{text}\n")
+    with pytest.raises((AssertionError, RecipeError), match=FAULTY[text]):
         test_blocks(page, page_dir)
