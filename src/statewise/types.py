@@ -219,7 +219,10 @@ class World:
 
 @dataclass(frozen=True)
 class EvalContext:
-    """What a task gets: the model in eval mode, its tokenizer, the engines, and where relative paths start."""
+    """What a task gets: the model in eval mode, its tokenizer, the engines, and where relative paths start.
+
+    limit: at most this many examples, for tasks that name no limit of their own.
+    """
 
     model: Any
     tokenizer: Any
@@ -228,6 +231,7 @@ class EvalContext:
     seed: int = 0
     batch_tokens: int = 8192
     base_dir: Path = Path(".")
+    limit: int | None = None
     progress: Callable[[int, int], None] = lambda done, total: None
 
 

@@ -98,9 +98,7 @@ class InProcessSampler:
 
     def _limits(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[int]:
         """Most new tokens of each row."""
-        config = unwrap(self.model).config
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
-        context = getattr(text, "max_position_embeddings", None) or 1 << 60
+        context = num_positions(self.model)
         for index, prompt in enumerate(prompts):
             if not 0 < len(prompt) < context:
                 raise DataError(
@@ -198,6 +196,13 @@ def _restricted(z: Tensor, top_k: int, top_p: float) -> Tensor:
     p = ordered.softmax(-1)
     ordered = ordered.masked_fill(p.cumsum(-1) - p >= top_p, -torch.inf)
     return torch.empty_like(z).scatter_(-1, order, ordered)
+
+
+def num_positions(model: Any) -> int:
+    """The longest sequence that the model takes, by its config; a very large number where it names none."""
+    config = unwrap(model).config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return getattr(text, "max_position_embeddings", None) or 1 << 60
 
 
 @contextmanager

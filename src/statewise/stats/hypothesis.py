@@ -91,10 +91,10 @@ def mcnemar(before: Values, after: Values) -> float:
     return min(1.0, 2 * float(bdtr(min(gains, losses), gains + losses, 0.5)))
 
 
-def paired_t(before: Values, after: Values) -> float:
-    """Two-sided p-value of Student's paired t-test; 1 where no pair differs, nan below two pairs."""
+def paired_t(before: Values, after: Values, weights: Values | None = None) -> float:
+    """Two-sided p-value of Student's paired t-test; 1 where no pair differs, nan below two pairs. Weights: `mean_se`."""
     x, y = as_pairs(before, after)
-    mean, se = mean_se(y - x)
+    mean, se = mean_se(y - x, weights)
     if x.size < 2:
         return math.nan
     if se == 0:
