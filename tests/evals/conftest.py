@@ -65,7 +65,7 @@ class ScriptedSampler:
 
 
 class LikingScorer:
-    """Each character of a sequence's text costs one nat, but a sequence that ends in a liked text costs `cost` in all."""
+    """Each character of a sequence costs one nat, but a sequence that ends in a liked text costs `cost` in all."""
 
     def __init__(self, tokenizer, liked, cost=0.5):
         self.tokenizer, self.liked, self.cost, self.seen = tokenizer, liked, cost, []

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from statewise.component import Task, parse
+from statewise.component import Component, Task, parse
 from statewise.errors import RecipeError
 from statewise.evals.results import TaskResult, file_name, summarise, task_name, write_records, write_summary
 from statewise.types import EvalContext, Sampler, Scorer
@@ -21,7 +21,7 @@ Progress = Callable[[str, int, int], None]
 
 def run(
     model: Any,
-    tasks: Sequence[str | Task | dict[str, Any]],
+    tasks: Sequence[str | Component | dict[str, Any]],
     *,
     tokenizer: Any = None,
     out: str | Path | None = None,
@@ -65,7 +65,7 @@ def run(
     return results
 
 
-def _parsed(tasks: Sequence[str | Task | dict[str, Any]]) -> list[Task]:
+def _parsed(tasks: Sequence[str | Component | dict[str, Any]]) -> list[Task]:
     chosen: list[Task] = [parse("task", item, f"tasks[{i}]") for i, item in enumerate(tasks)]  # type: ignore[misc]
     files: dict[str, str] = {}
     for task in chosen:
@@ -99,13 +99,13 @@ def _opened(
     model: Any, tokenizer: Any, sampler: Sampler | None, scorer: Scorer | None, batch_tokens: int
 ) -> Iterator[tuple[Any, Any, Sampler, Scorer]]:
     """Model, tokenizer and engines, while the model is in eval mode."""
+    from statewise.models.answers import AnswerScorer
     from statewise.models.generate import InProcessSampler, evaluating
     from statewise.models.load import pad_id
-    from statewise.models.score import InProcessScorer
 
     pad = pad_id(tokenizer)
     sampler = sampler or InProcessSampler(model, pad_id=pad, batch_tokens=batch_tokens)
-    scorer = scorer or InProcessScorer(model, pad_id=pad, batch_tokens=batch_tokens)
+    scorer = scorer or AnswerScorer(model, pad_id=pad, batch_tokens=batch_tokens)
     with evaluating(model):
         yield model, tokenizer, sampler, scorer
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from statewise.types import EvalContext
 
 Group = tuple[Sequence[int], Sequence[Sequence[int]]]  # ids of a prompt, and of each answer
-AT_ONCE = 512  # sequences between two reports of progress
+AT_ONCE = 64  # groups between two reports of progress
 
 
 class Likelihood(NamedTuple):
@@ -29,19 +29,23 @@ def likelihoods(context: EvalContext, groups: Sequence[Group]) -> list[list[Like
     A prompt that leaves no room for an answer loses its beginning, the same tokens for every answer of the group.
     """
     room = context_length(context)
-    sequences, lengths = [], []
-    for prompt, answers in groups:
-        kept = prompt[-max(1, room - max(map(len, answers))) :]
-        sequences += [[*kept, *answer] for answer in answers]
-        lengths += [len(answer) for answer in answers]
-    totals: list[float] = []
-    for start in range(0, len(sequences), AT_ONCE):
-        part = context.scorer.score(sequences[start : start + AT_ONCE], ("logprobs",))
-        sizes = lengths[start : start + AT_ONCE]
-        totals += [sum(scored["logprobs"][-size:]) for scored, size in zip(part, sizes, strict=True)]
-        context.progress(len(totals), len(sequences))
-    flat = iter(map(Likelihood, totals, lengths))
-    return [[next(flat) for _ in answers] for _, answers in groups]
+    kept = [(prompt[-max(1, room - max(map(len, answers))) :], answers) for prompt, answers in groups]
+    shared = getattr(context.scorer, "score_answers", None)  # an engine that reads a prompt once for all its answers
+    totals: list[list[float]] = []
+    for start in range(0, len(kept), AT_ONCE):
+        part = kept[start : start + AT_ONCE]
+        totals += shared(part) if shared is not None else _one_by_one(context, part)
+        context.progress(len(totals), len(kept))
+    return [
+        [Likelihood(total, len(answer)) for total, answer in zip(sums, answers, strict=True)]
+        for sums, (_, answers) in zip(totals, kept, strict=True)
+    ]
+
+
+def _one_by_one(context: EvalContext, groups: Sequence[Group]) -> list[list[float]]:
+    sequences = [[*prompt, *answer] for prompt, answers in groups for answer in answers]
+    scored = iter(context.scorer.score(sequences, ("logprobs",)))
+    return [[sum(next(scored)["logprobs"][-len(answer) :]) for answer in answers] for _, answers in groups]
 
 
 def context_length(context: EvalContext) -> int:

@@ -129,7 +129,8 @@ class InProcessSampler:
         ids, mask = self._left_padded([row.prompt for row in rows])
         cache = None
         for step in range(sampling.max_tokens):
-            logits, cache = self._forward(ids, mask, cache)
+            out, cache = forward_cached(self.model, ids, mask, cache, logits_to_keep=1)
+            logits = out.logits[:, -1]
             uniforms = torch.tensor([row.uniforms[step] for row in rows], dtype=torch.float64, device=logits.device)
             picked, scores = draw(logits, uniforms, sampling)
             for row, token, score in zip(rows, picked.tolist(), scores.tolist(), strict=True):
@@ -155,15 +156,18 @@ class InProcessSampler:
             mask[row, width - len(prompt) :] = 1
         return ids.to(device), mask.to(device)
 
-    def _forward(self, ids: Tensor, mask: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        """Logits [B, V] after the last column, and the cache."""
-        accepted = inspect.signature(unwrap(self.model).forward).parameters
-        extra: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
-        if "position_ids" in accepted:
-            extra["position_ids"] = (mask.cumsum(1) - 1).clamp_min(0)[:, -ids.shape[1] :]
-        name = "cache" if "cache" in accepted else "past_key_values"  # transformers renamed it
-        out = self.model(input_ids=ids, attention_mask=mask, use_cache=True, **{name: cache}, **extra)
-        return out.logits[:, -1], out[name]
+
+def forward_cached(module: Any, ids: Tensor, mask: Tensor, cache: Any, **kwargs: Any) -> tuple[Any, Any]:
+    """Output of a model or its backbone on new columns `ids`, and the cache that then holds them.
+
+    mask: of the cached columns and the new ones; positions count its ones. What the module does not take is left out.
+    """
+    accepted = inspect.signature(unwrap(module).forward).parameters
+    kwargs["position_ids"] = (mask.cumsum(1) - 1).clamp_min(0)[:, -ids.shape[1] :]
+    known = {name: value for name, value in kwargs.items() if name in accepted}
+    name = "cache" if "cache" in accepted else "past_key_values"  # transformers renamed it
+    out = module(input_ids=ids, attention_mask=mask, use_cache=True, **{name: cache}, **known)
+    return out, out[name]
 
 
 def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
