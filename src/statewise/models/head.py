@@ -32,6 +32,10 @@ class Projection:
         """V"""
         return self.pairs[0][1].shape[0]
 
+    @property
+    def device(self) -> torch.device:
+        return self.pairs[0][0].device
+
     def logits(self, rows: slice, dtype: torch.dtype | None = None) -> Tensor:
         """Float32 logits [n, V] of the rows, after scale and soft-cap; products run in `dtype` (default: the weight's)."""
         z = None
@@ -63,6 +67,10 @@ class FullLogits:
     @property
     def num_tokens(self) -> int:
         return self.full.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.full.device
 
     def logits(self, rows: slice, dtype: torch.dtype | None = None) -> Tensor:
         part = self.full[rows]

@@ -49,7 +49,7 @@ def score_rows(
     if unknown:
         raise ValueError(f"needs: received {sorted(unknown)}, expected among {NEEDS}")
     parts: dict[str, list[Tensor]] = {}
-    size = chunk_rows(projection.num_tokens)
+    size = chunk_rows(projection.num_tokens, projection.device)
     for start in range(0, projection.num_rows, size):
         part = slice(start, min(start + size, projection.num_rows))
         logits = projection.logits(part, dtype)

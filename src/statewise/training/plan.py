@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from statewise.models.onepass import CHUNK_BYTES
+from statewise.models.onepass import chunk_rows
 from statewise.recipe import Recipe
 from statewise.training.budget import num_steps
 from statewise.types import World
@@ -93,6 +93,8 @@ def _tokens(recipe: Recipe, world: World, steps: int) -> tuple[float, float, int
 
 
 def _memory(recipe: Recipe, longest: int) -> dict[str, Any]:
+    import torch
+
     from statewise.models.load import empty_policy
 
     model = empty_policy(recipe.model)
@@ -103,6 +105,7 @@ def _memory(recipe: Recipe, longest: int) -> dict[str, Any]:
     rows = min(rows, recipe.batch.rollouts * longest) if longest else rows
     width = next(iter(model.parameters())).element_size()
     layers = 1 if recipe.model.gradient_checkpointing else config.num_hidden_layers
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kept = rows * config.hidden_size * width * (KEPT_PER_LAYER * layers + (config.num_hidden_layers if layers == 1 else 0))
     return {
         "parameters": sum(n for n, _, _ in sizes),
@@ -111,5 +114,5 @@ def _memory(recipe: Recipe, longest: int) -> dict[str, Any]:
         "gradient_bytes": trained_bytes,
         "optimizer_bytes": int(trained_bytes * STATE_COPIES[recipe.optim.optimizer]),
         "activation_bytes": kept,
-        "head_chunk_bytes": 2 * min(CHUNK_BYTES, rows * config.vocab_size * 4),
+        "head_chunk_bytes": 2 * 4 * config.vocab_size * min(rows, chunk_rows(config.vocab_size, device)),
     }
