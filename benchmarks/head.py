@@ -13,15 +13,15 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import torch  # noqa: E402
-from torch.nn.functional import cross_entropy  # noqa: E402
+import torch
+from torch.nn.functional import cross_entropy
 
-from benchmarks.measure import in_turn, median, peak_bytes, peak_in_own_process, ratio, table  # noqa: E402
-from statewise.component import parse  # noqa: E402
-from statewise.models.head import Projection  # noqa: E402
-from statewise.models.onepass import Rows, objective_sum  # noqa: E402
-from statewise.objective import Term  # noqa: E402
-from statewise.types import Batch  # noqa: E402
+from benchmarks.measure import in_turn, median, peak_bytes, peak_in_own_process, ratio, table
+from statewise.component import parse
+from statewise.models.head import Projection
+from statewise.models.onepass import Rows, objective_sum
+from statewise.objective import Term
+from statewise.types import Batch
 
 BASE = "trl ChunkedLogProbFunction"
 
@@ -97,7 +97,11 @@ def compare(arguments: argparse.Namespace, vocab: int, dtype: str) -> None:
         sizes = ["--tokens", arguments.tokens, "--hidden", arguments.hidden, "--vocab", vocab, "--dtype", dtype]
         before, peak = peak_in_own_process("benchmarks.head", [*map(str, sizes), "--peak", name])
         _, hidden, weight = run()
-        gap = "other loss" if "IDFT" in name else f"{difference(hidden, exact[1]):.1e}, {difference(weight, exact[2]):.1e}"
+        gap = (
+            "other loss"
+            if "IDFT" in name
+            else f"{difference(hidden, exact[1]):.1e}, {difference(weight, exact[2]):.1e}"
+        )
         rows.append(
             [
                 name,
@@ -107,8 +111,15 @@ def compare(arguments: argparse.Namespace, vocab: int, dtype: str) -> None:
                 gap,
             ]
         )
-    print(f"\nV = {vocab:,}, {arguments.tokens} tokens, hidden {arguments.hidden}, {dtype}, {torch.get_num_threads()} threads")
-    print(table(rows, ("head", "median s", "x TRL's function", "peak MiB above inputs", "gradient gap to plain: hidden, weight")))
+    print(
+        f"\nV = {vocab:,}, {arguments.tokens} tokens, hidden {arguments.hidden}, {dtype}, {torch.get_num_threads()} threads"
+    )
+    print(
+        table(
+            rows,
+            ("head", "median s", "x TRL's function", "peak MiB above inputs", "gradient gap to plain: hidden, weight"),
+        )
+    )
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:

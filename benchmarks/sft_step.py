@@ -19,16 +19,16 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import torch  # noqa: E402
+import torch
 
-from benchmarks.measure import in_turn, median, peak_bytes, peak_in_own_process, ratio, table  # noqa: E402
-from statewise.models.load import load_policy  # noqa: E402
-from statewise.objective import denominators  # noqa: E402
-from statewise.recipe import Recipe  # noqa: E402
-from statewise.settings import Adapter, ModelSettings  # noqa: E402
-from statewise.training.learner import Learner  # noqa: E402
-from statewise.training.packing import micro_batches  # noqa: E402
-from statewise.types import Batch, World  # noqa: E402
+from benchmarks.measure import in_turn, median, peak_bytes, peak_in_own_process, ratio, table
+from statewise.models.load import load_policy
+from statewise.objective import denominators
+from statewise.recipe import Recipe
+from statewise.settings import Adapter, ModelSettings
+from statewise.training.learner import Learner
+from statewise.training.packing import micro_batches
+from statewise.types import Batch, World
 
 BASE = "trl nll"
 CONTESTANTS = (BASE, "trl dft", "statewise nll", "statewise dft", "statewise idft")
@@ -171,7 +171,9 @@ def report(arguments: argparse.Namespace) -> None:
     batch = made["statewise nll"].batch
     shape, trained = tuple(batch.tokens_BT.shape), int(batch.action_mask_BT.sum())
     del made
-    passed = [f"--{k}={v}" for k, v in (("model", arguments.model), ("dtype", arguments.dtype), ("rows", arguments.rows)) if v]
+    passed = [
+        f"--{k}={v}" for k, v in (("model", arguments.model), ("dtype", arguments.dtype), ("rows", arguments.rows)) if v
+    ]
     passed += ["--full"] if arguments.full else []
     rows, peaks = [], {}
     for name in CONTESTANTS:

@@ -4,6 +4,8 @@ A user adds a loss, weight, selector, verifier, source, signal, task or diagnost
 
     class Focal(Weight, kind="focal"):
         power: float = 2.0
+        needs = ("logprobs",)
+
         def __call__(self, stats, batch):
             return (1 - stats.logprobs.exp()) ** self.power
 
@@ -259,12 +261,13 @@ def _fields_at(cls: type[BaseModel], loc: Sequence[Any]) -> list[str]:
 def load_plugin(name: str, base: Path | None = None) -> list[type[Component]]:
     """Import a plug-in by file path (`my_loss.py`), module (`package.module`) or entry point, and return its components."""
     before = {cls for by_kind in _REGISTRY.values() for cls in by_kind.values()}
-    if name.endswith(".py"):
-        module = _load_file(name, base)
-    else:
-        module = _load_module(name)
+    module = _load_file(name, base) if name.endswith(".py") else _load_module(name)
     new = [c for by_kind in _REGISTRY.values() for c in by_kind.values() if c not in before]
-    return new or [c for _, c in inspect.getmembers(module, inspect.isclass) if c.__module__ == module.__name__ and getattr(c, "kind", "")]
+    return new or [c for _, c in inspect.getmembers(module, _is_component) if c.__module__ == module.__name__]
+
+
+def _is_component(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, Component) and bool(value.kind)
 
 
 def _load_file(name: str, base: Path | None) -> Any:

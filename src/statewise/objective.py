@@ -62,12 +62,12 @@ class Term(BaseModel):
     def _consistent(self) -> Term:
         if (self.reduce == "fixed_length") != (self.length is not None):
             raise RecipeError("objective: `length` belongs to reduce = 'fixed_length', which needs it.")
-        if self.loss.scope == "sequence":
-            if self.reduce != "sequence_mean" or self.weight is not None:
-                raise RecipeError(
-                    f"objective: '{self.loss.kind}' is a loss of whole sequences; it takes reduce = 'sequence_mean' "
-                    f"and no weight (received reduce = '{self.reduce}', weight = {self.weight and self.weight.kind})."
-                )
+        fits = self.reduce == "sequence_mean" and self.weight is None
+        if self.loss.scope == "sequence" and not fits:
+            raise RecipeError(
+                f"objective: '{self.loss.kind}' is a loss of whole sequences; it takes reduce = 'sequence_mean' "
+                f"and no weight (received reduce = '{self.reduce}', weight = {self.weight and self.weight.kind})."
+            )
         return self
 
     @property

@@ -63,7 +63,7 @@ class Recipe(BaseModel):
     def _objective(cls, value: Any) -> Any:
         items = value if isinstance(value, list | tuple) else [value]
         if not items:
-            raise RecipeError("objective: is empty; expected at least one term such as { loss = \"nll\" }.")
+            raise RecipeError('objective: is empty; expected at least one term such as { loss = "nll" }.')
         return tuple(_term(item, f"objective[{i}]") for i, item in enumerate(items))
 
     @field_serializer("source", "signal", "diagnostics")

@@ -36,7 +36,9 @@ def _unwritten(recipe: Recipe) -> None:
 def _writer(column: str) -> str:
     writers = [f"{role} '{k}'" for role in ("source", "signal") for k, c in kinds(role).items() if column in c.writes]
     if column == "gold":
-        return "Gold tokens exist on states of a source that has them" + (f": {', '.join(writers)}." if writers else ".")
+        return "Gold tokens exist on states of a source that has them" + (
+            f": {', '.join(writers)}." if writers else "."
+        )
     return f"Add {' or '.join(writers)}." if writers else "No registered source or signal writes it."
 
 
@@ -44,7 +46,9 @@ def _keep_best(recipe: Recipe) -> None:
     best = recipe.checkpoint.keep_best
     names = [getattr(t, "name", None) or t.kind for t in recipe.eval.tasks]
     if best is not None and best not in names:
-        raise RecipeError(f"checkpoint.keep_best: received '{best}', expected the name of a task of eval.tasks: {names}.")
+        raise RecipeError(
+            f"checkpoint.keep_best: received '{best}', expected the name of a task of eval.tasks: {names}."
+        )
 
 
 def _no_updates(recipe: Recipe) -> None:

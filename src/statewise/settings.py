@@ -58,7 +58,9 @@ class BatchSettings(Settings):
     @model_validator(mode="after")
     def _divides(self) -> BatchSettings:
         if self.rollouts % self.minibatches:
-            raise RecipeError(f"batch.minibatches = {self.minibatches} does not divide batch.rollouts = {self.rollouts}.")
+            raise RecipeError(
+                f"batch.minibatches = {self.minibatches} does not divide batch.rollouts = {self.rollouts}."
+            )
         return self
 
 

@@ -195,7 +195,9 @@ class Sampler(Protocol):
 class Scorer(Protocol):
     """An engine that scores token sequences: {"logprobs": [...], "entropy": [...]} a sequence, column 0 = 0."""
 
-    def score(self, sequences: Sequence[Sequence[int]], needs: Sequence[str] = ("logprobs",)) -> list[dict[str, Any]]: ...
+    def score(
+        self, sequences: Sequence[Sequence[int]], needs: Sequence[str] = ("logprobs",)
+    ) -> list[dict[str, Any]]: ...
 
 
 @dataclass(frozen=True)

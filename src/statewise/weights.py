@@ -85,7 +85,7 @@ def top_entropy(logits: Tensor, *, k: int = 20, alpha: float = 1.0) -> Tensor:
     return (entropy.clamp_min(0) / math.log(k)) ** alpha
 
 
-def entropy(entropy: Tensor, *, num_tokens: int) -> Tensor:  # noqa: A001 - the field's word
+def entropy(entropy: Tensor, *, num_tokens: int) -> Tensor:
     """EAFT as run in arXiv 2602.12222: w = H / ln V over the full vocabulary of V = num_tokens ids."""
     return entropy.clamp_min(0) / math.log(num_tokens)
 

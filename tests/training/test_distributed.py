@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.training.conftest import losses_of
 
 from statewise.recipe import Recipe
 from statewise.run import RunDir
-from tests.training.conftest import losses_of
 
 
 def _free_port() -> int:
@@ -98,9 +98,7 @@ def test_two_processes_equal_one(name: str, plain: dict[str, Any], tmp_path: Pat
     same(run_on(1, plain, tmp_path / "one"), run_on(2, plain, tmp_path / "two"))
 
 
-def test_two_sharded_processes_equal_one(
-    plain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_two_sharded_processes_equal_one(plain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     _shard_on_cpu(monkeypatch)
     same(run_on(1, plain, tmp_path / "one"), run_on(2, plain, tmp_path / "two"))
     # That parameters are sharded shows in the refusal to evaluate them inside the run.

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.training.conftest import losses_of, weights_of
 
 from statewise import train
 from statewise.errors import Interrupted, NonFiniteLoss, RecipeError, RunError
 from statewise.recipe import Recipe
 from statewise.run import RunDir
-from tests.training.conftest import losses_of, weights_of
 
 LAST = 6
 
@@ -216,9 +216,7 @@ def test_any_split_of_a_batch_gives_the_same_losses(batch: dict, finished: Path,
     assert losses_of(RunDir.open(tmp_path / "run")) == pytest.approx(losses_of(RunDir.open(finished)), abs=2e-5)
 
 
-@pytest.mark.parametrize(
-    "budget", [{"max_tokens": 700}, {"max_epochs": 1.0}, {"max_seconds": 1e-6}, {"max_steps": 0}]
-)
+@pytest.mark.parametrize("budget", [{"max_tokens": 700}, {"max_epochs": 1.0}, {"max_seconds": 1e-6}, {"max_steps": 0}])
 def test_budgets(budget: dict, model_dir: Path, tmp_path: Path):
     run = train(_recipe(model_dir, budget=budget), tmp_path / "run", quiet=True)
     rows = [r for r in run.metrics() if "loss" in r]

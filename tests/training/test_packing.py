@@ -4,15 +4,28 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from statewise.errors import DataError
-from statewise.testing import rollouts
-from statewise.training.learner import Learner
-from statewise.training.packing import collate, micro_batches, model_inputs, pack
-from statewise.types import AUTHOR_CODE, PADDING, Example, Rollout, Segment
 from tests.models.test_families import build
 
-FAMILIES = ["Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Gemma2", "Gemma3Text", "Phi", "Phi3", "Granite", "Cohere"]
+from statewise.errors import DataError, RecipeError
+from statewise.objective import Term
+from statewise.testing import rollouts
+from statewise.training.learner import Learner
+from statewise.training.packing import check_packing, collate, micro_batches, model_inputs, pack
+from statewise.types import AUTHOR_CODE, PADDING, Batch, Example, Rollout, Segment
+
+FAMILIES = [
+    "Llama",
+    "Mistral",
+    "Qwen2",
+    "Qwen3",
+    "Qwen3Moe",
+    "Gemma2",
+    "Gemma3Text",
+    "Phi",
+    "Phi3",
+    "Granite",
+    "Cohere",
+]
 
 
 def sequence(name: str, size: int, **changes: object) -> Rollout:
@@ -32,12 +45,14 @@ def test_collate_layout():
 def test_a_first_token_is_never_an_action():
     all_trained = Rollout((Segment((5, 6, 7), "dataset", True),), Example(id="text"))
     assert collate([all_trained], 0).action_mask_BT.tolist() == [[False, True, True]]
-    packed = pack([all_trained, all_trained], 8, 0)
-    assert packed.action_mask_BT.tolist() == [[False, True, True, False, True, True, False, False]]
-    assert packed.position_BT.tolist() == [[0, 1, 2, 0, 1, 2, 0, 1]]
+    packed = pack([all_trained, all_trained, sequence("b", 8)], 8, 9)
+    assert packed.action_mask_BT[1].tolist() == [False, True, True, False, True, True, False, False]
+    assert packed.position_BT[1].tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
+    assert packed.sequence_BT[1].tolist() == [1, 1, 1, 2, 2, 2, PADDING, PADDING]
+    assert packed.example_ids == ("b", "text", "text") and packed.tokens_BT[1, 6:].tolist() == [9, 9]
 
 
-def logprobs(learner: Learner, batches: list) -> dict[str, list[float]]:
+def logprobs(learner: Learner, batches: list[Batch]) -> dict[str, list[float]]:
     out: dict[str, list[float]] = {}
     for batch in batches:
         stats = learner(batch, mode="stats")
@@ -49,22 +64,51 @@ def logprobs(learner: Learner, batches: list) -> dict[str, list[float]]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_equals_unpacked(family: str):
     learner = Learner(build(family), [])
+    check_packing(learner.model, one_row=False)
     plain = logprobs(learner, micro_batches(rollouts(), pad_id=0, max_rows=1))
     packed = micro_batches(rollouts(), pad_id=0, pack_length=24)
     assert sum(b.tokens_BT.shape[0] for b in packed) < len(plain)
-    for name, values in logprobs(learner, packed).items():
-        assert values == pytest.approx(plain[name], rel=1e-6, abs=1e-6), (family, name)
-    padded = logprobs(learner, micro_batches(rollouts(), pad_id=0))
-    for name, values in padded.items():
-        assert values == pytest.approx(plain[name], rel=1e-6, abs=1e-6), (family, name)
+    for values in (logprobs(learner, packed), logprobs(learner, micro_batches(rollouts(), pad_id=0))):
+        assert values.keys() == plain.keys()
+        for name in plain:
+            assert values[name] == pytest.approx(plain[name], rel=1e-6, abs=1e-6), (family, name)
 
 
-def test_a_packed_neighbour_is_not_seen():
-    learner = Learner(build("Llama"), [])
-    first, second = sequence("a", 6), sequence("b", 7)
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen3", "Gemma3Text"])
+def test_packed_equals_unpacked_in_float64(family: str):
+    """With a sliding window shorter than the sequences, where the family has one."""
+    learner = Learner(build(family).double(), [])
+    given_rollouts = [sequence("a", 14), sequence("b", 9), sequence("c", 6), sequence("d", 11)]
+    plain = logprobs(learner, micro_batches(given_rollouts, pad_id=0, max_rows=1))
+    packed = logprobs(learner, [pack(given_rollouts, 24, 0)])
+    for name, values in plain.items():
+        assert packed[name] == pytest.approx(values, rel=1e-12, abs=1e-12), (family, name)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen3", "Gemma3Text"])
+def test_a_packed_neighbour_is_not_seen(family: str):
+    learner = Learner(build(family).double(), [])
+    first, second = sequence("a", 6), sequence("b", 5)
     other = Rollout((Segment((3, 3, 3), "prompt"), Segment((4, 4, 4), "dataset", True)), Example(id="a"))
-    before = logprobs(learner, [pack([first, second], 16, 0)])["b"]
-    assert logprobs(learner, [pack([other, second], 16, 0)])["b"] == pytest.approx(before, abs=1e-12)
+    before, after = (logprobs(learner, [pack([x, second], 16, 0)]) for x in (first, other))
+    assert after["b"] == pytest.approx(before["b"], abs=1e-12)
+    assert max(abs(x - y) for x, y in zip(before["a"], after["a"], strict=True)) > 1e-2  # the neighbour did change
+
+
+def test_a_model_that_mixes_packed_sequences_is_refused():
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(vocab_size=48, hidden_size=16, state_size=4, num_hidden_layers=2)
+    torch.manual_seed(0)
+    with pytest.raises(RecipeError, match=r"see each other in a 'mamba' model .* Unset batch\.pack"):
+        check_packing(MambaForCausalLM(config), one_row=True)
+
+
+def test_flash_attention_packs_single_rows_only():
+    model = build("Llama")
+    model.config._attn_implementation_internal = "flash_attention_2"
+    with pytest.raises(RecipeError, match=r"set batch\.micro_rows = 1"):
+        check_packing(model, one_row=False)
 
 
 @settings(max_examples=60, deadline=None)
@@ -116,12 +160,48 @@ def test_columns_logprobs_and_rewards_follow_their_tokens():
         collate([one, without], 0)
 
 
-def test_a_sequence_that_does_not_fit_is_named():
-    with pytest.raises(DataError, match=r"'long' has 40 tokens .* batch\.pack = 32"):
-        micro_batches([sequence("long", 40)], pad_id=0, pack_length=32)
+def test_segment_logprobs_are_a_column_only_where_every_rollout_has_them():
+    sampled = Rollout((Segment((5,), "prompt"), Segment((7,), "policy", True, logprobs=(-0.5,))), Example(id="one"))
+    assert list(collate([sampled, sequence("gold", 3)], 0).columns) == []
+    annotated = sequence("gold", 3).with_columns(behavior_logprobs=[0.0, -1.0, -2.0])
+    batch = collate([sampled, annotated], 0)
+    assert batch.column("behavior_logprobs").tolist() == [[0.0, -0.5, 0.0], [0.0, -1.0, -2.0]]
 
 
-def test_model_inputs_of_padded_rows_mask_the_padding():
-    inputs = model_inputs(collate([sequence("a", 2), sequence("b", 4)], 0))
-    assert inputs["attention_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
-    assert torch.equal(inputs["input_ids"][1], torch.tensor(sequence("b", 4).tokens()))
+def test_a_sequence_longer_than_a_packed_row_gets_its_own():
+    batch = pack([sequence("short", 3), sequence("long", 40), sequence("other", 4)], 32, 0)
+    assert batch.example_ids == ("long", "other", "short") and batch.tokens_BT.shape == (2, 40)
+
+
+def test_a_rank_without_rollouts_gets_a_batch_without_actions():
+    one = sequence("a", 4).with_columns(advantages=[0.0, 1.0, 1.0, 1.0])
+    learner = Learner(build("Llama"), [Term(loss="nll")])
+    first, second = (micro_batches([one], pad_id=0, num_ranks=2, rank=r) for r in range(2))
+    assert len(first) == len(second) == 1 and first[0].example_ids == ("a",)
+    assert second[0].example_ids == ("",) and int(second[0].action_mask_BT.sum()) == 0
+    assert second[0].columns.keys() == first[0].columns.keys()
+    loss = learner(second[0], [3.0])["loss"]
+    loss.backward()  # data-parallel wrappers wait for every rank's backward
+    assert float(loss.detach()) == 0.0
+    assert all(float(p.grad.abs().max()) == 0 for p in learner.parameters() if p.grad is not None)
+
+
+def test_shares_of_the_ranks_are_of_nearly_equal_size():
+    given_rollouts = [sequence(f"s{i}", 5 + i) for i in range(16)]
+    sizes = [
+        sum(int((b.sequence_BT >= 0).sum()) for b in micro_batches(given_rollouts, pad_id=0, num_ranks=4, rank=r))
+        for r in range(4)
+    ]
+    assert max(sizes) - min(sizes) <= 2
+
+
+def test_nothing_makes_no_batch():
+    assert micro_batches([], pad_id=0, num_ranks=2, rank=1) == []
+
+
+def test_model_inputs():
+    padded = model_inputs(collate([sequence("a", 2), sequence("b", 4)], 0))
+    assert padded["attention_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+    assert torch.equal(padded["input_ids"][1], torch.tensor(sequence("b", 4).tokens()))
+    packed = model_inputs(pack([sequence("a", 2), sequence("b", 4)], 8, 0))
+    assert packed["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1]] and "attention_mask" not in packed

@@ -4,4 +4,14 @@ from statewise.losses.divergence import ReferenceKL, StudentTeacherKL, TeacherJS
 from statewise.losses.nll import NLL
 from statewise.losses.policy_gradient import CISPO, GSPO, Clip, Reinforce
 
-__all__ = ["CISPO", "GSPO", "NLL", "Clip", "ReferenceKL", "Reinforce", "StudentTeacherKL", "TeacherJSD", "TeacherStudentKL"]
+__all__ = [
+    "CISPO",
+    "GSPO",
+    "NLL",
+    "Clip",
+    "ReferenceKL",
+    "Reinforce",
+    "StudentTeacherKL",
+    "TeacherJSD",
+    "TeacherStudentKL",
+]

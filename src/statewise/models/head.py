@@ -82,7 +82,7 @@ class FullLogits:
 class Head:
     """The output layer of a model and what the model does to its logits."""
 
-    layer: nn.Module
+    layer: Any
     scale: float = 1.0
     softcap: float | None = None
 

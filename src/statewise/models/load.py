@@ -63,7 +63,11 @@ def load_policy(settings: ModelSettings | str, *, device: str | None = None, tra
     path = resolve(settings.path)
     adapter_file = Path(path) / "adapter_config.json"
     adapter = Adapter(path=path) if adapter_file.is_file() else settings.adapter
-    base = resolve(str(json.loads(adapter_file.read_text())["base_model_name_or_path"])) if adapter_file.is_file() else path
+    base = (
+        resolve(str(json.loads(adapter_file.read_text())["base_model_name_or_path"]))
+        if adapter_file.is_file()
+        else path
+    )
     model = _load_model(base, settings)
     tokenizer = _load_tokenizer(path, base, settings)
     if adapter is not None:
@@ -91,7 +95,9 @@ def empty_policy(settings: ModelSettings) -> Any:
         raise DataError(f"model '{settings.path}': its config can't be read: {error}") from error
     dtype = _dtype(settings)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32 if dtype == "auto" else dtype)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=config.dtype or torch.float32 if dtype == "auto" else dtype
+        )
         return model if settings.adapter is None else _add_adapter(model, settings.adapter, True)
 
 
@@ -152,7 +158,7 @@ def _add_adapter(model: Any, adapter: Adapter, trainable: bool) -> Any:
         return PeftModel.from_pretrained(model, adapter.path, is_trainable=trainable)
     config = LoraConfig(
         r=adapter.rank,
-        lora_alpha=adapter.alpha,
+        lora_alpha=adapter.alpha,  # type: ignore[arg-type]
         lora_dropout=adapter.dropout,
         target_modules=adapter.targets,
         modules_to_save=adapter.modules_to_save or None,

@@ -125,7 +125,10 @@ class _Chunks:
 
     def run(self, wants_grad: bool) -> tuple[Tensor, list[Tensor | None]]:
         leaves = _leaves(self.projection)
-        grads = [torch.zeros(t.shape, dtype=_wide(t), device=t.device) if wants_grad and t.requires_grad else None for t in leaves]
+        grads = [
+            torch.zeros(t.shape, dtype=_wide(t), device=t.device) if wants_grad and t.requires_grad else None
+            for t in leaves
+        ]
         # Zero-size sums keep a rank without tokens in the graph.
         loss = torch.zeros((), dtype=_wide(leaves[0]), device=leaves[0].device)
         size, count = chunk_rows(self.projection.num_tokens, self.projection.device), self.projection.num_rows
@@ -149,11 +152,10 @@ class _Chunks:
         self._note({"logprobs": logprobs, **({} if entropy is None else {"entropy": entropy})})
         weights = {i: self._weight(i, stats, batch, part) for i in [*self.by_stats, *self.by_logits]}
         value, g, k = self._by_stats(stats, batch, weights, part)
-        more = 0.0
         extra = None
         if self.by_logits:
             more, extra = self._by_logits(stats, batch, weights, part, wants_grad)
-        value = value + more
+            value = value + more
         if not wants_grad:
             return value, None
         dlogits = _closed_form(g, k, logits, exps, total, entropy, self.rows.targets_N[part])

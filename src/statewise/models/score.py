@@ -16,7 +16,12 @@ NEEDS = ("logprobs", "entropy", "varentropy", "rank", "topk")
 
 
 def token_stats(
-    hidden: Tensor, head: Head | nn.Module | Tensor, targets: Tensor, *, entropy: bool = True, dtype: torch.dtype | None = None
+    hidden: Tensor,
+    head: Head | nn.Module | Tensor,
+    targets: Tensor,
+    *,
+    entropy: bool = True,
+    dtype: torch.dtype | None = None,
 ) -> TokenStats:
     """Statistics of `targets` [...] at `hidden` [..., D], chunk by chunk, under no_grad.
 
@@ -28,7 +33,9 @@ def token_stats(
         projection = Projection(((rows, head),))
     else:
         projection = (head if isinstance(head, Head) else Head(head)).project(rows)
-    values = score_rows(projection, targets.reshape(-1), ("logprobs", "entropy") if entropy else ("logprobs",), dtype=dtype)
+    values = score_rows(
+        projection, targets.reshape(-1), ("logprobs", "entropy") if entropy else ("logprobs",), dtype=dtype
+    )
     shaped = {name: value.reshape(targets.shape) for name, value in values.items()}
     return TokenStats(shaped["logprobs"], shaped.get("entropy"))
 
@@ -89,7 +96,7 @@ class InProcessScorer:
 
     def __init__(self, model: Any, *, pad_id: int, batch_tokens: int = 8192, dtype: torch.dtype | None = None):
         self.model, self.pad_id, self.batch_tokens, self.dtype = model, pad_id, batch_tokens, dtype
-        self._head: Head | None | bool = False
+        self._head: Head | bool | None = False
 
     def score(
         self, sequences: Sequence[Sequence[int]], needs: Sequence[str] = ("logprobs",), *, temperature: float = 1.0
@@ -100,7 +107,9 @@ class InProcessScorer:
         self.model.eval()
         try:
             for group in self._groups(sequences):
-                for index, values in zip(group, self._score([sequences[i] for i in group], needs, temperature), strict=True):
+                for index, values in zip(
+                    group, self._score([sequences[i] for i in group], needs, temperature), strict=True
+                ):
                     results[index] = values
         finally:
             self.model.train(training)

@@ -142,8 +142,8 @@ def _prepared(source: DatasetSource, world: World) -> _Prepared:
 
 
 def _prepare(source: DatasetSource, tokenizer: Any, base_dir: Path) -> _Prepared:
-    made = {"count": source.count, "seed": source.seed, "steps": source.steps, "style": source.style}
-    made["steps"] = None if source.steps is None else tuple(source.steps)
+    steps = None if source.steps is None else tuple(source.steps)
+    made = {"count": source.count, "seed": source.seed, "steps": steps, "style": source.style}
     rows = read_rows(
         source.data,
         split=source.split,
@@ -152,7 +152,9 @@ def _prepare(source: DatasetSource, tokenizer: Any, base_dir: Path) -> _Prepared
         on_bad_row=source.on_bad_row,
         tiny=made,
     )
-    out, seen, dropped, truncated = _Prepared(), set(), [], []
+    out, seen = _Prepared(), set[str]()
+    dropped: list[str] = []
+    truncated: list[str] = []
     for place, row in list(zip(rows.places, rows.rows, strict=True))[: source.limit]:
         try:
             example = _example(source, row, place)
@@ -188,7 +190,12 @@ def _counts(rows: Rows, out: _Prepared, dropped: list[str], truncated: list[str]
 
 
 def _fitted(
-    source: DatasetSource, segments: tuple[Segment, ...], place: str, name: str, dropped: list[str], truncated: list[str]
+    source: DatasetSource,
+    segments: tuple[Segment, ...],
+    place: str,
+    name: str,
+    dropped: list[str],
+    truncated: list[str],
 ) -> tuple[Segment, ...]:
     """The segments under `max_length`; empty where the sample is dropped."""
     size = sum(len(s.tokens) for s in segments)
@@ -237,7 +244,9 @@ def _example(source: DatasetSource, row: Mapping[str, Any], place: str) -> Examp
     prompt, messages, text = (_value(source, row, n) for n in ("prompt", "messages", "text"))
     shown = messages if isinstance(messages, list) else prompt if isinstance(prompt, list) else []
     # Without an id of its own a row is known by its content and place, so that the same file gives the same ids.
-    name = str(own) if own is not None else f"{Path(place).name}#{blake2b(repr(row).encode(), digest_size=4).hexdigest()}"
+    name = (
+        str(own) if own is not None else f"{Path(place).name}#{blake2b(repr(row).encode(), digest_size=4).hexdigest()}"
+    )
     answer = _value(source, row, "answer")
     plain = text if isinstance(text, str) else prompt if isinstance(prompt, str) else None
     return Example(name, tuple(shown), plain, answer, dict(row))
@@ -269,8 +278,7 @@ def _encode_pair(source: DatasetSource, tokenizer: Any, prompt: Any, completion:
             after = [{**m, "content": re.sub(pattern, "", m["content"])} for m in after]
     chat = source.chat if isinstance(source.chat, bool) else not (isinstance(before, str) and isinstance(after, str))
     if chat:
-        listed = [{"role": "user", "content": before}] if isinstance(before, str) else before
-        before = _with_system(source, listed)
+        before = _with_system(source, [{"role": "user", "content": before}] if isinstance(before, str) else before)
     return encode_prompt_completion(tokenizer, before, after, chat=chat)
 
 
@@ -290,7 +298,9 @@ def _messages(value: Any, name: str) -> list[Mapping[str, Any]]:
         if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
             raise DataError(f"{name}[{index}]: received {message!r}, expected {{'role': ..., 'content': text}}")
         if message.get("role") not in ROLES:
-            raise DataError(f"{name}[{index}].role: received {message.get('role')!r}, expected one of {', '.join(ROLES)}")
+            raise DataError(
+                f"{name}[{index}].role: received {message.get('role')!r}, expected one of {', '.join(ROLES)}"
+            )
     return value
 
 

@@ -32,7 +32,9 @@ class Rows:
     def reject(self, place: str, reason: str, on_bad_row: str) -> None:
         """Raise, or note it, as `on_bad_row` says."""
         if on_bad_row == "error":
-            raise DataError(f"{place}: {reason}. Mend the row, or set on_bad_row = 'skip' to leave such rows out, counted.")
+            raise DataError(
+                f"{place}: {reason}. Mend the row, or set on_bad_row = 'skip' to leave such rows out, counted."
+            )
         self.bad.setdefault(reason, []).append(place)
 
     def counts(self) -> dict[str, Any]:
@@ -122,7 +124,9 @@ def _read_directory(path: Path, split: str, on_bad_row: str, rows: Rows) -> None
         return
     files = sorted(f for f in path.rglob("*") if f.suffix in SUFFIXES and f.is_file())
     if not files:
-        raise DataError(f"{path}: holds no data file; expected {', '.join(SUFFIXES)} or what Dataset.save_to_disk writes.")
+        raise DataError(
+            f"{path}: holds no data file; expected {', '.join(SUFFIXES)} or what Dataset.save_to_disk writes."
+        )
     for file in [f for f in files if split in f.stem.split("-") or f.stem.startswith(split)] or files:
         _read_file(file, on_bad_row, rows)
 
@@ -167,7 +171,9 @@ def _json_list(path: Path) -> Iterator[tuple[str, Row | str]]:
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:
-        raise DataError(f"{path}: is not JSON: {error}; a file with one object a line should be named .jsonl.") from None
+        raise DataError(
+            f"{path}: is not JSON: {error}; a file with one object a line should be named .jsonl."
+        ) from None
     if isinstance(content, dict):
         content = content.get("data")
     if not isinstance(content, list):

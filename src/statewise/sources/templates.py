@@ -40,7 +40,9 @@ def encode_prompt_completion(
         after = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else list(completion)
         return _conversation(tokenizer, [*before, *after], first=len(before))
     if not isinstance(prompt, str) or not isinstance(completion, str):
-        raise DataError("prompt, completion: received messages, expected text (chat = false); set chat = true or 'auto'.")
+        raise DataError(
+            "prompt, completion: received messages, expected text (chat = false); set chat = true or 'auto'."
+        )
     ids = _text_ids(tokenizer, prompt)
     return _segments(ids + _ended(tokenizer, _plain_ids(tokenizer, completion)), range(len(ids), 1 << 60))
 
@@ -86,7 +88,9 @@ def _ended(tokenizer: Any, ids: list[int]) -> list[int]:
 
 def _eos(tokenizer: Any) -> int:
     if tokenizer.eos_token_id is None:
-        raise DataError("the tokenizer has no end-of-sequence token, so a model could not learn to stop; set eos_token in it.")
+        raise DataError(
+            "the tokenizer has no end-of-sequence token, so a model could not learn to stop; set eos_token in it."
+        )
     return int(tokenizer.eos_token_id)
 
 
@@ -115,7 +119,11 @@ def _conversation(tokenizer: Any, messages: list[Mapping[str, Any]], first: int)
         if message["role"] != "assistant" or index < first:
             continue
         start = len(_prefix(tokenizer, messages[:index], ids, generation=True))
-        stop = len(ids) if index == len(messages) - 1 else len(_prefix(tokenizer, messages[: index + 1], ids, generation=False))
+        stop = (
+            len(ids)
+            if index == len(messages) - 1
+            else len(_prefix(tokenizer, messages[: index + 1], ids, generation=False))
+        )
         spans.append((start, _end_of_turn(tokenizer, ids, start, stop)))
     if spans and spans[-1][1] is None:
         ids = ids[: _last_word(tokenizer, ids)]
@@ -133,7 +141,9 @@ def _prefix(tokenizer: Any, messages: list[Mapping[str, Any]], whole: list[int],
     if whole[: len(ids)] == ids:
         return ids
     if generation:  # a generation prompt that opens more than a past turn has, such as an empty think block
-        shared = next((i for i, (a, b) in enumerate(zip(ids, whole, strict=False)) if a != b), min(len(ids), len(whole)))
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(ids, whole, strict=False)) if a != b), min(len(ids), len(whole))
+        )
         if shared >= len(_render(tokenizer, messages, generation=False)):
             return ids[:shared]
     raise DataError(

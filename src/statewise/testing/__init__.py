@@ -1,8 +1,8 @@
 """The public test battery for losses, weights, selectors and other components; `statewise check FILE.py` runs it.
 
-    from statewise.testing import battery
-    for check in battery(MyLoss()):
-        assert check.passed, check.detail
+from statewise.testing import battery
+for check in battery(MyLoss()):
+    assert check.passed, check.detail
 """
 
 from statewise.testing.battery import Check, battery

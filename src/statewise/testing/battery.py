@@ -40,12 +40,11 @@ def battery(component: Component | type[Component]) -> list[Check]:
     reduction that applies; weight also: weight_values; a loss with `is_divergence`: equality; selector: selector.
     A check that raises is a failed check.
     """
-    if isinstance(component, type):
-        try:
-            component = sample_settings(component)
-        except Exception as error:
-            return [Check("construct", False, str(error))]
-    return [_run(name, check) for name, check in _checks(component)]
+    try:
+        one: Component = sample_settings(component) if isinstance(component, type) else component
+    except Exception as error:
+        return [Check("construct", False, str(error))]
+    return [_run(name, check) for name, check in _checks(one)]
 
 
 def _run(name: str, check: Callable[[], None]) -> Check:
@@ -86,7 +85,7 @@ def _token_scope(component: Component) -> bool:
 def _term(component: Loss | Weight, reduce: str) -> Term:
     length = 8 if reduce == "fixed_length" else None
     parts = {"loss": component} if isinstance(component, Loss) else {"loss": _nll(), "weight": component}
-    return Term(**parts, reduce=reduce, length=length, coef=0.7)  # type: ignore[arg-type]
+    return Term(**parts, reduce=reduce, length=length, coef=0.7)
 
 
 class _Case:
@@ -160,7 +159,9 @@ def _masked(case: _Case) -> None:
 def _extreme_logits(case: _Case) -> None:
     loss, gradient = case.evaluate(case.batches(), logit_scale=1e4)
     if not (torch.isfinite(gradient).all() and torch.isfinite(torch.tensor(loss))):
-        raise _Failed(f"loss {loss}, gradient with {int((~torch.isfinite(gradient)).sum())} non-finite entries at logits of 1e4")
+        raise _Failed(
+            f"loss {loss}, gradient with {int((~torch.isfinite(gradient)).sum())} non-finite entries at logits of 1e4"
+        )
 
 
 def _one_pass(case: _Case) -> None:
@@ -211,7 +212,9 @@ def _equality(loss: Loss) -> None:
     batches = [with_dense(b, case.dense, seed=0) for b in micro_batches(case.rollouts, pad_id=0)]
     value, gradient = case.evaluate(batches)
     if abs(value) > TOLERANCE or float(gradient.abs().max()) > TOLERANCE:
-        raise _Failed(f"at equality the loss is {value:.3g} and the largest gradient {float(gradient.abs().max()):.3g}, expected 0")
+        raise _Failed(
+            f"at equality the loss is {value:.3g} and the largest gradient {float(gradient.abs().max()):.3g}, expected 0"
+        )
 
 
 def _selector(selector: Selector) -> None:
@@ -230,13 +233,17 @@ def _weight_values(weight: Weight) -> None:
     case = _Case(Term(loss=_nll(), weight=weight))
     for batch in case.batches():
         seen = replace(batch, dense={n: _shifted(d.projection, batch) for n, d in batch.dense.items()})
-        logits = torch.randn(*batch.tokens_BT.shape, 29, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        logits = torch.randn(
+            *batch.tokens_BT.shape, 29, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        )
         values = weight(full_stats(logits, batch.tokens_BT), seen)
         if values.shape != batch.tokens_BT.shape:
             raise _Failed(f"shape {tuple(values.shape)}, expected {tuple(batch.tokens_BT.shape)}")
         inside = values[batch.action_mask_BT]
         if not bool((torch.isfinite(inside) & (inside >= 0)).all()):
-            raise _Failed(f"values from {float(inside.min()):.3g} to {float(inside.max()):.3g}, expected finite ones >= 0")
+            raise _Failed(
+                f"values from {float(inside.min()):.3g} to {float(inside.max()):.3g}, expected finite ones >= 0"
+            )
 
 
 class _Seen(Mapping[str, Any]):
@@ -276,7 +283,9 @@ def _declarations(component: Loss | Weight) -> None:
     used_stats: set[str] = set()
     used_columns: set[str] = set()
     for batch in case.batches():
-        logits = torch.randn(*batch.tokens_BT.shape, 29, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        logits = torch.randn(
+            *batch.tokens_BT.shape, 29, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        )
         dense = {n: _shifted(d.projection, batch) for n, d in batch.dense.items()}
         seen = replace(batch, columns=_Seen(batch.columns, used_columns), dense=_Seen(dense, used_columns))
         component(_SeenStats(full_stats(logits, batch.tokens_BT), used_stats), seen)  # type: ignore[arg-type]

@@ -116,4 +116,3 @@ def _plain(annotation: Any) -> Any:
 def is_dense(name: str) -> bool:
     """Whether a read name is another model's logits rather than a column."""
     return name.endswith("_logits")
-

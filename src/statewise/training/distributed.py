@@ -38,7 +38,7 @@ def model_state(learner: Any, *, trained_only: bool = False) -> dict[str, torch.
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=trained_only)
-    state = get_model_state_dict(learner, options=options)
+    state: dict[str, Any] = get_model_state_dict(learner, options=options)
     prefix = "model."
     return {name.removeprefix("module.").removeprefix(prefix): value for name, value in state.items()}
 
@@ -48,7 +48,9 @@ def optimizer_state(learner: Any, optimizer: Any) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
     inner = getattr(optimizer, "optimizer", optimizer)
-    state = get_optimizer_state_dict(learner, inner, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    state: dict[str, Any] = get_optimizer_state_dict(
+        learner, inner, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+    )
     # Restoring turns tuples (betas) into lists; as lists from the start, a resumed run saves the same bytes.
     listed = [{k: list(v) if isinstance(v, tuple) else v for k, v in g.items()} for g in state.get("param_groups", [])]
     return {**state, "param_groups": listed}  # empty on ranks other than 0

@@ -25,7 +25,7 @@ class Dense:
     projection: Projection | FullLogits
     width: int
 
-    def take(self, at: tuple[Tensor, Tensor]) -> Projection | FullLogits:
+    def take(self, at: tuple[Tensor, ...]) -> Projection | FullLogits:
         """The rows that predict the tokens at columns `at[1] + 1` of rows `at[0]`."""
         index = at[0] * self.width + at[1]
         if isinstance(self.projection, FullLogits):
@@ -55,14 +55,18 @@ class Learner(nn.Module):
         if mode == "loss":
             assert denominators is not None
             return self._loss(batch, denominators)
-        adapter_off = self.model.disable_adapter() if mode == "reference" and hasattr(self.model, "disable_adapter") else nullcontext()
+        adapter_off = (
+            self.model.disable_adapter()
+            if mode == "reference" and hasattr(self.model, "disable_adapter")
+            else nullcontext()
+        )
         with torch.no_grad(), adapter_off:
             if mode == "reference":
                 everywhere = torch.ones_like(batch.action_mask_BT).nonzero(as_tuple=True)
                 return Dense(self._project(batch, everywhere), batch.tokens_BT.shape[1])
             return self._stats(batch, (batch.position_BT > 0) & (batch.sequence_BT >= 0))
 
-    def _project(self, batch: Batch, at: tuple[Tensor, Tensor]) -> Projection | FullLogits:
+    def _project(self, batch: Batch, at: tuple[Tensor, ...]) -> Projection | FullLogits:
         """Projection of the hidden states at `at`; they predict the next column."""
         inputs = model_inputs(batch)
         if self.head is None:
@@ -93,7 +97,7 @@ class Learner(nn.Module):
         return {"loss": loss, "monitors": monitors, "masks": masks, "authors": batch.author_BT[:, 1:][at]}
 
     def _rows(
-        self, batch: Batch, factor_BT: list[Tensor], used_BT: Tensor, at: tuple[Tensor, Tensor], projection: Any
+        self, batch: Batch, factor_BT: list[Tensor], used_BT: Tensor, at: tuple[Tensor, ...], projection: Any
     ) -> tuple[Rows, Tensor | None]:
         flat = replace(batch, dense={}).map_tensors(lambda x: x[:, 1:][at][None])
         dense = {name: source.take(at) for name, source in batch.dense.items()}
@@ -104,7 +108,7 @@ class Learner(nn.Module):
         return self._second_look(batch, factor_BT, at, projection, rows)
 
     def _second_look(
-        self, batch: Batch, factor_BT: list[Tensor], at: tuple[Tensor, Tensor], projection: Any, rows: Rows
+        self, batch: Batch, factor_BT: list[Tensor], at: tuple[Tensor, ...], projection: Any, rows: Rows
     ) -> tuple[Rows, Tensor]:
         """Statistics of the whole micro-batch first, then coefficients and weights of the terms that need them."""
         needs = ("logprobs", "entropy") if any("entropy" in t.needs for t in self.terms) else ("logprobs",)
@@ -131,7 +135,7 @@ class Learner(nn.Module):
         return replace(rows, weights=weights, coefficients=coefficients), correction
 
 
-def _grid(values_N: Tensor, at: tuple[Tensor, Tensor], batch: Batch) -> Tensor:
+def _grid(values_N: Tensor, at: tuple[Tensor, ...], batch: Batch) -> Tensor:
     """Values of the tokens at `at` (columns counted from 1) as [B, T], 0 elsewhere."""
     grid = torch.zeros(batch.tokens_BT.shape, dtype=values_N.dtype, device=values_N.device)
     grid[at[0], at[1] + 1] = values_N

@@ -92,7 +92,8 @@ def _run_steps(session: Session, stop: list[int]) -> None:
         after_step(session, stopping=stopped)
         if stopped:
             raise Interrupted(
-                f"stopped at step {training.spent.step} with a checkpoint; go on with: statewise train --resume {session.run.path}"
+                f"stopped at step {training.spent.step} with a checkpoint; "
+                f"go on with: statewise train --resume {session.run.path}"
             )
     at_end(session)
 
@@ -148,9 +149,7 @@ def _resumed(recipe: Recipe, path: Path) -> RunDir:
     return run
 
 
-def _open_session(
-    recipe: Recipe, run: RunDir, accelerator: Any, display: Any, trackers: Any, resume: bool
-) -> Session:
+def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, trackers: Any, resume: bool) -> Session:
     from statewise.training import saving
     from statewise.training.world import LearnerScorer, open_learner, open_policy, open_reference
 

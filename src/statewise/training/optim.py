@@ -35,7 +35,9 @@ def build_optimizer(module: nn.Module, settings: OptimSettings) -> torch.optim.O
     return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, **options)
 
 
-def _adamw_8bit(groups: list[dict[str, Any]], settings: OptimSettings, options: dict[str, Any]) -> torch.optim.Optimizer:
+def _adamw_8bit(
+    groups: list[dict[str, Any]], settings: OptimSettings, options: dict[str, Any]
+) -> torch.optim.Optimizer:
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError:

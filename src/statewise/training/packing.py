@@ -1,7 +1,7 @@
 """Rollouts into batches: padded rows, packed rows, and the micro-batches of every rank.
 
-Groups needn't stay together: denominators are global, and whatever compares the rollouts of a group (a baseline, say) is
-computed before, on the whole step.
+Groups needn't stay together: denominators are global, and whatever compares the rollouts of a group, such as a
+baseline, is computed before, on the whole step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from statewise.errors import DataError, RecipeError
 from statewise.types import AUTHOR_CODE, PADDING, Batch, Example, Rollout, Segment
 
 Row = list[Rollout]
-# Hidden states of two packings of the same sequence may differ by rounding only; a leak changes them by about their own size.
+# Alone and packed, hidden states of a sequence differ by rounding (bf16: below 1e-2); a leak changes them by their own size.
 LEAK_SHARE = 0.02
 
 
@@ -26,7 +26,7 @@ def collate(rollouts: Sequence[Rollout], pad_id: int) -> Batch:
 
 
 def pack(rollouts: Sequence[Rollout], length: int, pad_id: int) -> Batch:
-    """Several sequences a row of at most `length` tokens (first-fit decreasing); a longer sequence gets a row of its own."""
+    """Several sequences a row of at most `length` tokens (first-fit decreasing); a longer one gets a row of its own."""
     return _batch(_first_fit(rollouts, length), pad_id, _column_names(rollouts), packed=True)
 
 
@@ -42,9 +42,9 @@ def micro_batches(
 ) -> list[Batch]:
     """This rank's share of `rollouts`, in batches by falling length; a function of its arguments alone.
 
-    A batch has rows x longest row <= `max_tokens` and at most `max_rows` rows; a single row may be longer. `pack_length`:
-    rows hold several sequences. Every rank gets the same number of batches: where one has fewer, batches without a single
-    action token are added. Raises DataError where a column is missing on some rollouts.
+    A batch has rows x longest row <= `max_tokens` and at most `max_rows` rows; a single row may be longer.
+    pack_length: rows hold several sequences. Every rank gets the same number of batches: where one has fewer, batches
+    of one sequence without an action are added. Raises DataError where a column is missing on some rollouts.
     """
     names = _column_names(rollouts)
     plans = []
@@ -59,11 +59,11 @@ def micro_batches(
 def model_inputs(batch: Batch) -> dict[str, torch.Tensor]:
     """What a transformers causal model takes.
 
-    No mask: padding is on the right, where no earlier token sees it. Of packed rows the model blocks attention between
-    sequences by itself, wherever the positions restart; each padding token is a sequence of its own.
+    Packed rows go without a mask: then the model blocks attention between sequences by itself, wherever the positions
+    restart. Each padding token restarts them, so it is a sequence of its own.
     """
     if not batch.packed:
-        return {"input_ids": batch.tokens_BT}
+        return {"input_ids": batch.tokens_BT, "attention_mask": (batch.sequence_BT >= 0).long()}
     return {"input_ids": batch.tokens_BT, "position_ids": batch.position_BT}
 
 
@@ -91,8 +91,8 @@ def check_packing(model: Any, *, one_row: bool) -> None:
     gap, size = (packed - alone).float().norm(), alone.float().norm()
     if not gap <= LEAK_SHARE * size:
         raise RecipeError(
-            f"batch.pack: packed sequences see each other in a '{name}' model (attention {attention}): hidden states change "
-            f"by {float(gap / size):.1%} behind a neighbour. Unset batch.pack."
+            f"batch.pack: packed sequences see each other in a '{name}' model (attention {attention}): hidden states "
+            f"change by {float(gap / size):.1%} behind a neighbour. Unset batch.pack."
         )
 
 
@@ -142,7 +142,7 @@ def _groups(rows: list[Row], max_tokens: int | None, max_rows: int | None) -> It
 
 def _nothing(pad_id: int, names: Sequence[str]) -> Rollout:
     """Two tokens that nothing is learnt from."""
-    return Rollout((Segment((pad_id, pad_id), "prompt"),), Example("nothing"), columns={n: (0.0, 0.0) for n in names})
+    return Rollout((Segment((pad_id, pad_id), "prompt"),), Example(""), columns={n: (0.0, 0.0) for n in names})
 
 
 def _column_names(rollouts: Sequence[Rollout]) -> list[str]:
@@ -153,8 +153,8 @@ def _column_names(rollouts: Sequence[Rollout]) -> list[str]:
         for name in sorted(set(rollout.columns) - common):
             lacks = next(r for r, has in zip(rollouts, available, strict=True) if name not in has)
             raise DataError(
-                f"column '{name}': sample '{rollout.example.id}' has it and sample '{lacks.example.id}' has not; a source or "
-                "signal must write a column on all rollouts of a step or on none."
+                f"column '{name}': sample '{rollout.example.id}' has it and sample '{lacks.example.id}' has not; "
+                "a source or signal must write a column on all rollouts of a step or on none."
             )
     return sorted(common)
 

@@ -106,7 +106,9 @@ def _memory(recipe: Recipe, longest: int) -> dict[str, Any]:
     width = next(iter(model.parameters())).element_size()
     layers = 1 if recipe.model.gradient_checkpointing else config.num_hidden_layers
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kept = rows * config.hidden_size * width * (KEPT_PER_LAYER * layers + (config.num_hidden_layers if layers == 1 else 0))
+    kept = (
+        rows * config.hidden_size * width * (KEPT_PER_LAYER * layers + (config.num_hidden_layers if layers == 1 else 0))
+    )
     return {
         "parameters": sum(n for n, _, _ in sizes),
         "trained_parameters": sum(n for n, _, on in sizes if on),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ def _minibatches(rollouts: list[Rollout], recipe: Recipe, step: int, epoch: int)
     order = torch.randperm(len(groups), generator=generator).tolist()
     listed = list(groups.values())
     cuts = [round(i * len(order) / count) for i in range(count + 1)]
-    parts = [[r for g in order[a:b] for r in listed[g]] for a, b in zip(cuts, cuts[1:], strict=False)]
+    parts = [[r for g in order[a:b] for r in listed[g]] for a, b in pairwise(cuts)]
     return [part for part in parts if part]
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from statewise.models.load import DTYPES, LoadedPolicy, load_policy
+from statewise.models.load import LoadedPolicy, load_policy
 from statewise.recipe import Recipe
 from statewise.training.learner import Dense, Learner
-from statewise.training.packing import micro_batches
+from statewise.training.packing import check_packing, micro_batches
 from statewise.types import Batch, derive_seed
 
 
@@ -29,9 +29,7 @@ class LearnerScorer:
         """Per sequence {"logprobs", "entropy"}: one float a token, 0 at token 0."""
         from statewise.types import Example, Rollout, Segment
 
-        rollouts = [
-            Rollout((Segment(tuple(s), "dataset", True),), Example(id=str(i))) for i, s in enumerate(sequences)
-        ]
+        rollouts = [Rollout((Segment(tuple(s), "dataset", True),), Example(id=str(i))) for i, s in enumerate(sequences)]
         out: list[dict[str, Any]] = [{} for _ in sequences]
         training = self.learner.training
         self.learner.eval()
@@ -84,14 +82,18 @@ def replace_model(settings: Any, path: str) -> Any:
     dtype = settings.dtype
     if dtype == "auto" and settings.path == "tiny":
         dtype = "float32"
-    return settings.model_copy(update={"path": path, "gguf_file": None, "revision": None, "dtype": dtype, "adapter": None})
+    return settings.model_copy(
+        update={"path": path, "gguf_file": None, "revision": None, "dtype": dtype, "adapter": None}
+    )
 
 
 def open_learner(recipe: Recipe, policy: LoadedPolicy) -> Learner:
     """The module that is wrapped; FSDP's wrapping policy finds the model's blocks through it."""
     dtype = torch.float32 if recipe.model.head_dtype == "float32" else None
+    if recipe.batch.pack is not None:
+        check_packing(policy.model, one_row=recipe.batch.micro_rows == 1)
     learner = Learner(policy.model, recipe.objective, head_dtype=dtype)
-    learner._no_split_modules = getattr(policy.model, "_no_split_modules", None)
+    learner._no_split_modules = getattr(policy.model, "_no_split_modules", None)  # type: ignore[assignment]
     return learner
 
 
