@@ -16,7 +16,7 @@ from statewise.errors import DataError, RecipeError
 from statewise.types import AUTHOR_CODE, PADDING, Batch, Example, Rollout, Segment
 
 Row = list[Rollout]
-# Alone and packed, hidden states of a sequence differ by rounding (bf16: below 1e-2); a leak changes them by their own size.
+# Alone and packed, hidden states differ by rounding; a leak changes them by tenths of their size.
 LEAK_SHARE = 0.02
 
 
@@ -59,8 +59,8 @@ def micro_batches(
 def model_inputs(batch: Batch) -> dict[str, torch.Tensor]:
     """What a transformers causal model takes.
 
-    Packed rows go without a mask: then the model blocks attention between sequences by itself, wherever the positions
-    restart. Each padding token restarts them, so it is a sequence of its own.
+    Packed rows go without a mask: then, and without a cache, the model blocks attention between sequences by itself,
+    wherever the positions restart. Each padding token restarts them, so it is a sequence of its own.
     """
     if not batch.packed:
         return {"input_ids": batch.tokens_BT, "attention_mask": (batch.sequence_BT >= 0).long()}
