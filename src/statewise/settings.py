@@ -28,14 +28,17 @@ class Adapter(Settings):
 
 
 class ModelSettings(Settings):
-    """`path`: "tiny" (the embedded base), a local directory or a hub id."""
+    """`path`: "tiny" (the embedded base), a local directory or a hub id.
+
+    `attention`: "auto" is transformers' choice, sdpa where the family has it. `head_dtype`: of the output head's products.
+    """
 
     path: str = "tiny"
     revision: str | None = None
     gguf_file: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     adapter: Adapter | None = None
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
     chat_template: str | None = None
     gradient_checkpointing: bool = False
     head_dtype: Literal["model", "float32"] = "model"

@@ -115,8 +115,10 @@ def _load_model(path: str, settings: ModelSettings) -> Any:
     extra: dict[str, Any] = {"revision": settings.revision} if settings.revision else {}
     if settings.gguf_file:
         extra |= _gguf(settings.gguf_file)
+    if settings.attention != "auto":
+        extra["attn_implementation"] = settings.attention
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=settings.attention, **extra)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **extra)
     except (OSError, ValueError) as error:
         raise DataError(f"model '{path}': can't be loaded: {error}") from error
     for name, value in (("temperature", None), ("top_p", None), ("top_k", None), ("do_sample", False)):

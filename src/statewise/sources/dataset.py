@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -16,13 +15,8 @@ from pydantic import Field, field_validator, model_validator
 from statewise.component import Source
 from statewise.errors import DataError, RecipeError, nearest
 from statewise.sources.reading import Rows, read_rows
-from statewise.sources.templates import (
-    ROLES,
-    encode_conversation,
-    encode_prompt_completion,
-    encode_text,
-    preview,
-)
+from statewise.sources.rows import encode_row, example_of
+from statewise.sources.templates import preview
 from statewise.types import Example, Rollout, Segment, derive_seed
 
 if TYPE_CHECKING:
@@ -157,8 +151,8 @@ def _prepare(source: DatasetSource, tokenizer: Any, base_dir: Path) -> _Prepared
     truncated: list[str] = []
     for place, row in list(zip(rows.places, rows.rows, strict=True))[: source.limit]:
         try:
-            example = _example(source, row, place)
-            segments = _encode(source, tokenizer, row)
+            example = example_of(source, row, place)
+            segments = encode_row(source, tokenizer, row)
         except DataError as error:
             rows.reject(place, str(error).rstrip("."), source.on_bad_row)
             continue
@@ -233,78 +227,3 @@ def _supervised(tokenizer: Any, segments: tuple[Segment, ...], example: Example,
             f"{place}: sample '{example.id}' has no supervised token, so it would train nothing. Supervised text is "
             f"marked ⟦so⟧; this sample is: {preview(tokenizer, rollout)!r}"
         )
-
-
-def _value(source: DatasetSource, row: Mapping[str, Any], name: str) -> Any:
-    return row.get(source.columns.get(name, name))
-
-
-def _example(source: DatasetSource, row: Mapping[str, Any], place: str) -> Example:
-    own = _value(source, row, "id")
-    prompt, messages, text = (_value(source, row, n) for n in ("prompt", "messages", "text"))
-    shown = messages if isinstance(messages, list) else prompt if isinstance(prompt, list) else []
-    # Without an id of its own a row is known by its content and place, so that the same file gives the same ids.
-    name = (
-        str(own) if own is not None else f"{Path(place).name}#{blake2b(repr(row).encode(), digest_size=4).hexdigest()}"
-    )
-    answer = _value(source, row, "answer")
-    plain = text if isinstance(text, str) else prompt if isinstance(prompt, str) else None
-    return Example(name, tuple(shown), plain, answer, dict(row))
-
-
-def _encode(source: DatasetSource, tokenizer: Any, row: Mapping[str, Any]) -> tuple[Segment, ...]:
-    """The segments of a row, whichever of the formats it has."""
-    messages, prompt, completion, text = (_value(source, row, n) for n in ("messages", "prompt", "completion", "text"))
-    if messages is not None:
-        return encode_conversation(tokenizer, _with_system(source, _messages(messages, "messages")))
-    if prompt is not None or completion is not None:
-        return _encode_pair(source, tokenizer, prompt, completion)
-    if isinstance(text, str) and text.strip():
-        return encode_text(tokenizer, text)
-    if text is not None:
-        raise DataError(f"text: received {text!r}, expected a text that is not empty")
-    raise DataError(
-        f"has none of the fields messages, prompt + completion, text (it has: {', '.join(map(str, row))}); name them in "
-        'source.columns, such as { prompt = "question", completion = "answer" }'
-    )
-
-
-def _encode_pair(source: DatasetSource, tokenizer: Any, prompt: Any, completion: Any) -> tuple[Segment, ...]:
-    before, after = _part(prompt, "prompt"), _part(completion, "completion")
-    for pattern in source.remove:
-        if isinstance(after, str):
-            after = re.sub(pattern, "", after)
-        else:
-            after = [{**m, "content": re.sub(pattern, "", m["content"])} for m in after]
-    chat = source.chat if isinstance(source.chat, bool) else not (isinstance(before, str) and isinstance(after, str))
-    if chat:
-        before = _with_system(source, [{"role": "user", "content": before}] if isinstance(before, str) else before)
-    return encode_prompt_completion(tokenizer, before, after, chat=chat)
-
-
-def _part(value: Any, name: str) -> str | list[Mapping[str, Any]]:
-    if isinstance(value, str):
-        if not value.strip():
-            raise DataError(f"{name}: is empty")
-        return value
-    return _messages(value, name)
-
-
-def _messages(value: Any, name: str) -> list[Mapping[str, Any]]:
-    if not isinstance(value, list) or not value:
-        expected = "text or a list of messages" if name != "messages" else "a list of messages"
-        raise DataError(f"{name}: received {value!r}, expected {expected}")
-    for index, message in enumerate(value):
-        if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
-            raise DataError(f"{name}[{index}]: received {message!r}, expected {{'role': ..., 'content': text}}")
-        if message.get("role") not in ROLES:
-            raise DataError(
-                f"{name}[{index}].role: received {message.get('role')!r}, expected one of {', '.join(ROLES)}"
-            )
-    return value
-
-
-def _with_system(source: DatasetSource, messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    if source.system is None or messages[0]["role"] in ("system", "developer"):
-        return messages
-    return [{"role": "system", "content": source.system}, *messages]
