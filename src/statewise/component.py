@@ -15,18 +15,17 @@ and naming the file in the recipe (`plugins = ["focal.py"]`). User code runs onl
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import sys
 from abc import abstractmethod
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from statewise.errors import RecipeError, nearest
+from statewise.plugins import load_file, load_module
 
 if TYPE_CHECKING:
     import torch
@@ -120,7 +119,9 @@ class Signal(Component, role="signal"):
 
 
 class Loss(Component, role="loss"):
-    """A value a token (`scope = "token"`: [B, T]) or a sequence (`scope = "sequence"`: [S]), in nats.
+    """A value a token (`scope = "token"`: [B, T]), a sequence ("sequence": [S]) or a group ("group": [G]), in nats.
+
+    A loss of whole sequences or groups sees as actions only what the term's selector chose.
 
     `is_divergence`: 0 with zero gradient where the policy equals the distribution it is compared with.
     """
@@ -131,7 +132,11 @@ class Loss(Component, role="loss"):
 
     @abstractmethod
     def __call__(self, stats: TokenStats, batch: Batch) -> torch.Tensor:
-        """The loss of every token or sequence; a token-scope loss may look at one token alone."""
+        """The loss of every token, sequence or group; a token-scope loss may look at one token alone."""
+
+    def monitor(self, stats: TokenStats, batch: Batch) -> dict[str, torch.Tensor]:
+        """What to log beside a loss of whole sequences or groups, {name: [S] or [G]}; the mean is reported."""
+        return {}
 
 
 class Weight(Component, role="weight"):
@@ -261,40 +266,10 @@ def _fields_at(cls: type[BaseModel], loc: Sequence[Any]) -> list[str]:
 def load_plugin(name: str, base: Path | None = None) -> list[type[Component]]:
     """Import a plug-in by file path (`my_loss.py`), module (`package.module`) or entry point, and return its components."""
     before = {cls for by_kind in _REGISTRY.values() for cls in by_kind.values()}
-    module = _load_file(name, base) if name.endswith(".py") else _load_module(name)
+    module = load_file(name, base) if name.endswith(".py") else load_module(name)
     new = [c for by_kind in _REGISTRY.values() for c in by_kind.values() if c not in before]
     return new or [c for _, c in inspect.getmembers(module, _is_component) if c.__module__ == module.__name__]
 
 
 def _is_component(value: Any) -> bool:
     return inspect.isclass(value) and issubclass(value, Component) and bool(value.kind)
-
-
-def _load_file(name: str, base: Path | None) -> Any:
-    path = Path(name) if Path(name).is_absolute() or base is None else base / name
-    if not path.is_file():
-        raise RecipeError(f"plugins: no file '{path}'; give a path relative to the recipe or an absolute one.")
-    spec = importlib.util.spec_from_file_location(f"statewise_plugin_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except RecipeError:
-        raise
-    except Exception as error:
-        raise RecipeError(f"plugins: '{path}' failed to load: {type(error).__name__}: {error}") from error
-    return module
-
-
-def _load_module(name: str) -> Any:
-    for entry in entry_points(group="statewise.plugins"):
-        if entry.name == name:
-            return sys.modules[entry.load().__module__] if not inspect.ismodule(entry.load()) else entry.load()
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise RecipeError(
-            f"plugins: '{name}' is neither a file ending in .py, nor an entry point of group 'statewise.plugins', "
-            f"nor a module that imports ({error})."
-        ) from error

@@ -7,6 +7,7 @@ micro-batches or over ranks gives the same loss and gradient:
     sequence_mean              f = 1 / (number of sequences)                   verl seq-mean-token-sum
     sequence_mean_token_mean   f = 1 / (number of sequences x tokens in it)    GRPO; verl seq-mean-token-mean
     fixed_length               f = 1 / (number of sequences x length)          Dr. GRPO
+    group_mean                 f = 1 / (number of groups)                      DPO: the mean over pairs
 
 A selector's multiplier (compensation) scales the loss but not the count.
 """
@@ -27,13 +28,16 @@ if TYPE_CHECKING:
 
     from statewise.types import Batch
 
-Reduction = Literal["token_mean", "sequence_mean", "sequence_mean_token_mean", "fixed_length"]
+Reduction = Literal["token_mean", "sequence_mean", "sequence_mean_token_mean", "fixed_length", "group_mean"]
 REDUCTION_WORDS: dict[str, str] = {
     "token_mean": "sum over selected tokens / number of selected tokens in the step",
     "sequence_mean": "sum over selected tokens / number of sequences in the step",
     "sequence_mean_token_mean": "mean over sequences of the mean over each sequence's selected tokens",
     "fixed_length": "sum over selected tokens / (number of sequences x fixed length)",
+    "group_mean": "sum over groups / number of groups in the step",
 }
+# What a loss of whole sequences or groups is averaged over.
+WHOLE: dict[str, str] = {"sequence": "sequence_mean", "group": "group_mean"}
 
 
 class Term(BaseModel):
@@ -62,11 +66,16 @@ class Term(BaseModel):
     def _consistent(self) -> Term:
         if (self.reduce == "fixed_length") != (self.length is not None):
             raise RecipeError("objective: `length` belongs to reduce = 'fixed_length', which needs it.")
-        fits = self.reduce == "sequence_mean" and self.weight is None
-        if self.loss.scope == "sequence" and not fits:
+        scope = self.loss.scope
+        if scope in WHOLE and (self.reduce != WHOLE[scope] or self.weight is not None):
             raise RecipeError(
-                f"objective: '{self.loss.kind}' is a loss of whole sequences; it takes reduce = 'sequence_mean' "
+                f"objective: '{self.loss.kind}' is a loss of whole {scope}s; it takes reduce = '{WHOLE[scope]}' "
                 f"and no weight (received reduce = '{self.reduce}', weight = {self.weight and self.weight.kind})."
+            )
+        if self.reduce == "group_mean" and scope != "group":
+            raise RecipeError(
+                f"objective: reduce = 'group_mean' is for losses that compare the rollouts of a group, such as 'dpo'; "
+                f"'{self.loss.kind}' has a value a {scope}. Take reduce = 'sequence_mean'."
             )
         return self
 
@@ -106,6 +115,12 @@ def per_sequence(values_BT: Tensor, batch: Batch, mask_BT: Tensor | None = None)
     return total, count
 
 
+def per_group(values_S: Tensor, batch: Batch) -> Tensor:
+    """Sum over the sequences of every group in the batch, [G], groups in the order of their numbers."""
+    groups, index = batch.group_S.unique(return_inverse=True)
+    return values_S.new_zeros(len(groups)).index_add(0, index, values_S)
+
+
 def spread(values_S: Tensor, batch: Batch) -> Tensor:
     """Each sequence's value at all its tokens, [B, T]; 0 on padding."""
     inside = batch.sequence_BT >= 0
@@ -118,6 +133,8 @@ def counts(term: Term, batch: Batch, selected_BT: Tensor | None = None) -> float
     if term.reduce == "token_mean":
         return float((selected != 0).sum())
     _, tokens_S = per_sequence(selected, batch, (selected != 0) & batch.action_mask_BT)
+    if term.reduce == "group_mean":
+        return float((per_group(tokens_S, batch) > 0).sum())
     sequences = float((tokens_S > 0).sum())
     return sequences * term.length if term.length is not None else sequences
 
@@ -125,6 +142,14 @@ def counts(term: Term, batch: Batch, selected_BT: Tensor | None = None) -> float
 def denominators(terms: Sequence[Term], batches: Sequence[Batch]) -> list[float]:
     """Per term, over all micro-batches of this rank; sum them over ranks, before the first backward."""
     return [sum(counts(term, batch) for batch in batches) for term in terms]
+
+
+def whole_factors(term: Term, batch: Batch, factor_BT: Tensor) -> Tensor:
+    """The factor of every sequence, [S], or group, [G], of a loss with that scope; 0 where nothing of it is selected."""
+    total, count = per_sequence(factor_BT, batch, factor_BT != 0)
+    if term.loss.scope == "group":
+        total, count = per_group(total, batch), per_group(count, batch)
+    return total / count.clamp_min(1)
 
 
 def factors(term: Term, batch: Batch, denominator: float) -> Tensor:

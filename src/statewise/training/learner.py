@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from statewise.models.head import FullLogits, Head, Projection, backbone, split_head
 from statewise.models.onepass import Rows, objective_sum
 from statewise.models.score import score_rows
-from statewise.objective import Term, factors, per_sequence
+from statewise.objective import WHOLE, Term, factors, whole_factors
 from statewise.training.packing import model_inputs
 from statewise.types import Batch, TokenStats
 
@@ -38,6 +38,14 @@ class Dense:
         at = batch.action_mask_BT[:, 1:].nonzero(as_tuple=True)
         flat = score_rows(self.take(at), batch.tokens_BT[:, 1:][at])
         return _grid(flat["logprobs"], at, batch)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Of losses of whole sequences or groups: what the head's value lacks, and {"term.name": one value each}."""
+
+    correction: Tensor
+    monitors: dict[str, Tensor]
 
 
 class Learner(nn.Module):
@@ -92,13 +100,20 @@ class Learner(nn.Module):
                 projection, rows, self.terms, dtype=self.head_dtype, with_entropy=self.monitor_entropy
             )
         if whole is not None:
-            loss = loss + whole
+            loss = loss + whole.correction
         masks = {str(i): (f[:, 1:][at] != 0) for i, f in enumerate(factor_BT)}
-        return {"loss": loss, "monitors": monitors, "masks": masks, "authors": batch.author_BT[:, 1:][at]}
+        authors = batch.author_BT[:, 1:][at]
+        return {
+            "loss": loss,
+            "monitors": monitors,
+            "masks": masks,
+            "authors": authors,
+            "whole": {} if whole is None else whole.monitors,
+        }
 
     def _rows(
         self, batch: Batch, factor_BT: list[Tensor], used_BT: Tensor, at: tuple[Tensor, ...], projection: Any
-    ) -> tuple[Rows, Tensor | None]:
+    ) -> tuple[Rows, Whole | None]:
         flat = replace(batch, dense={}).map_tensors(lambda x: x[:, 1:][at][None])
         dense = {name: source.take(at) for name, source in batch.dense.items()}
         by_term = {i: f[:, 1:][at] for i, f in enumerate(factor_BT) if self.terms[i].loss.scope == "token"}
@@ -109,7 +124,7 @@ class Learner(nn.Module):
 
     def _second_look(
         self, batch: Batch, factor_BT: list[Tensor], at: tuple[Tensor, ...], projection: Any, rows: Rows
-    ) -> tuple[Rows, Tensor]:
+    ) -> tuple[Rows, Whole]:
         """Statistics of the whole micro-batch first, then coefficients and weights of the terms that need them."""
         needs = ("logprobs", "entropy") if any("entropy" in t.needs for t in self.terms) else ("logprobs",)
         flat = score_rows(_detached(projection), rows.targets_N, needs, dtype=self.head_dtype)
@@ -117,22 +132,27 @@ class Learner(nn.Module):
         logprobs = grids["logprobs"].requires_grad_()
         stats = TokenStats(logprobs, grids.get("entropy"))
         weights: dict[int, Tensor] = {}
+        monitors: dict[str, Tensor] = {}
         total = torch.zeros((), device=logprobs.device)
         for index, term in enumerate(self.terms):
+            seen = replace(batch, action_mask_BT=factor_BT[index] != 0)
             if term.weight is not None and term.weight.scope == "sequence":
                 with torch.no_grad():
-                    weights[index] = term.weight(stats.detach(), batch)[:, 1:][at]
-            if term.loss.scope == "sequence":
-                factor_S, count_S = per_sequence(factor_BT[index], batch, factor_BT[index] != 0)
+                    weights[index] = term.weight(stats.detach(), seen)[:, 1:][at]
+            if term.loss.scope in WHOLE:
+                factor = whole_factors(term, batch, factor_BT[index])
                 with torch.enable_grad():
-                    total = total + (term.loss(stats, batch) * factor_S / count_S.clamp_min(1)).sum()
+                    value = term.loss(stats, seen)
+                    total = total + (value.where(factor != 0, 0.0) * factor).sum()
+                noted = {f"{term.loss.scope}_loss": value.detach(), **term.loss.monitor(stats.detach(), seen)}
+                monitors |= {f"{index}.{name}": v[factor != 0] for name, v in noted.items()}
         if not total.requires_grad:
-            return replace(rows, weights=weights), total
+            return replace(rows, weights=weights), Whole(total, monitors)
         grad_BT = torch.autograd.grad(total, logprobs)[0]
         coefficients = grad_BT[:, 1:][at].detach()
         # The head adds sum c log p, whose gradient is right and whose value is not: put the loss's own value there.
         correction = total.detach() - (coefficients * flat["logprobs"]).sum()
-        return replace(rows, weights=weights, coefficients=coefficients), correction
+        return replace(rows, weights=weights, coefficients=coefficients), Whole(correction, monitors)
 
 
 def _grid(values_N: Tensor, at: tuple[Tensor, ...], batch: Batch) -> Tensor:

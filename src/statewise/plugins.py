@@ -1,0 +1,45 @@
+"""Importing plug-ins: files, modules and entry points that a recipe names."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from statewise.errors import RecipeError
+
+
+def load_file(name: str, base: Path | None) -> Any:
+    """The module of a Python file, given absolutely or relative to `base`. Raises RecipeError where it can't be loaded."""
+    path = Path(name) if Path(name).is_absolute() or base is None else base / name
+    if not path.is_file():
+        raise RecipeError(f"plugins: no file '{path}'; give a path relative to the recipe or an absolute one.")
+    spec = importlib.util.spec_from_file_location(f"statewise_plugin_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except RecipeError:
+        raise
+    except Exception as error:
+        raise RecipeError(f"plugins: '{path}' failed to load: {type(error).__name__}: {error}") from error
+    return module
+
+
+def load_module(name: str) -> Any:
+    """The module of an entry point of group "statewise.plugins", or of an importable name. Raises RecipeError."""
+    for entry in entry_points(group="statewise.plugins"):
+        if entry.name == name:
+            return sys.modules[entry.load().__module__] if not inspect.ismodule(entry.load()) else entry.load()
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise RecipeError(
+            f"plugins: '{name}' is neither a file ending in .py, nor an entry point of group 'statewise.plugins', "
+            f"nor a module that imports ({error})."
+        ) from error
