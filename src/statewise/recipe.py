@@ -133,6 +133,15 @@ class Recipe(BaseModel):
         written = [self.source.columns_written(), *(s.columns_written() for s in self.signal)]
         return frozenset().union(BASE_COLUMNS, *written)
 
+    def reads(self) -> frozenset[str]:
+        """Columns and capabilities that anything in the recipe uses."""
+        parts = [self.source, *self.signal, *(p for term in self.objective for p in term.parts)]
+        return frozenset().union(*(p.columns_read() for p in parts))
+
+    def models(self) -> list[Any]:
+        """`TeacherModel` settings of the other models that source and signals use."""
+        return [model for part in (self.source, *self.signal) for model in part.models()]
+
     def explain(self) -> list[str]:
         """The method in words: states, signal, loss with its normalisation, optimizer, budget."""
         optim = self.optim

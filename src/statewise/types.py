@@ -88,6 +88,7 @@ class Batch:
     columns           {name: float32 [B, T]}
     dense             {name: DenseLogits} of other models, aligned with tokens_BT
     example_ids       ids of the sequences, for messages
+    temperature       of the states: the policy's logits were divided by it, as when the states were sampled
     """
 
     tokens_BT: torch.Tensor
@@ -101,6 +102,7 @@ class Batch:
     example_ids: tuple[str, ...] = ()
     packed: bool = False
     progress: float = 0.0
+    temperature: float = 1.0
 
     @property
     def num_sequences(self) -> int:
@@ -141,7 +143,7 @@ class TokenStats:
 
     logprobs_BT   log pi(y_t | s_t)
     entropy_BT    H[pi(. | s_t)] over the full vocabulary
-    logits_BTV    the logits after scale and soft-cap, as the loss sees them
+    logits_BTV    the logits after scale, soft-cap and temperature, as the loss sees them
     """
 
     logprobs: torch.Tensor
@@ -189,7 +191,11 @@ class Sampler(Protocol):
 
     def load(self, policy: Any) -> None: ...
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion]: ...
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, rows: Sequence[int] | None = None
+    ) -> list[Completion]:
+        """One completion a prompt. rows: what names each prompt's random stream (default 0, 1, ...)."""
+        ...
 
 
 class Scorer(Protocol):
@@ -202,7 +208,15 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class World:
-    """The opened resources; passed down, never stored by a component."""
+    """The opened resources; passed down, never stored by a component.
+
+    open_model  another model (`TeacherModel`) as an `OpenedModel`, opened once
+    reads       the columns that something in the recipe reads
+    state       what components keep between steps, {name: nested dicts, lists, tensors, numbers, text}: goes into the
+                checkpoint, the same on every rank
+    gather      a list of every rank, joined in rank order
+    report      {name: value}, the same on every rank, into the step's row of metrics
+    """
 
     tokenizer: Any
     seed: int
@@ -210,13 +224,17 @@ class World:
     sampler: Sampler | None = None
     scorer: Scorer | None = None
     reference: Any = None
-    teacher: Any = None
+    open_model: Callable[[Any], Any] = lambda settings: None
+    reads: frozenset[str] = frozenset()
+    state: dict[str, Any] = field(default_factory=dict)
+    gather: Callable[[list[Any]], list[Any]] = lambda items: items
     rank: int = 0
     num_ranks: int = 1
     device: str = "cpu"
     base_dir: Path = Path(".")
     progress: float = 0.0
     record: Callable[[dict[str, Any]], None] = lambda row: None
+    report: Callable[[dict[str, float]], None] = lambda values: None
 
 
 @dataclass(frozen=True)

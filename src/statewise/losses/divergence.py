@@ -48,6 +48,18 @@ def shared_vocabulary(student: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     return student[..., :size], other[..., :size]
 
 
+def coarsen(logits: Tensor, ids: Tensor) -> Tensor:
+    """Logits [..., K + 1] of the distribution in which the tokens `ids` [..., K] stay apart and all others are one bucket.
+
+    A divergence between two coarsened distributions is at most the one between the full ones, 0 where they are equal, and
+    has the gradient of its value: mass that leaves the K tokens is paid for in the bucket.
+    """
+    import torch
+
+    rest = logits.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
+    return torch.cat([logits.gather(-1, ids), rest], -1)
+
+
 class ReferenceKL(Loss, kind="reference_kl"):
     """KL between the policy and the frozen reference at every state, full vocabulary, exact.
 
@@ -73,34 +85,66 @@ class ReferenceKL(Loss, kind="reference_kl"):
 
 
 class TeacherDivergence(Loss):
-    """A divergence from the teacher's next-token distribution, over the full vocabulary.
+    """A divergence from the teacher's next-token distribution.
 
-    temperature: of the signal; both distributions are softmax(logits / temperature). clip: bound on the divergence of a
-    token, after the sum over the vocabulary; a token at the bound gives no gradient.
+    temperature: of the signal, whatever that of the states is; both distributions are softmax(logits / temperature).
+    top_k: the K most probable tokens of `support` stay apart and the rest is one bucket, see `coarsen`; without it the
+    full vocabulary. clip: bound on the divergence of a token, after the sum over the vocabulary; a token at the bound
+    gives no gradient.
     """
 
     is_divergence: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("logits",)
     reads: ClassVar[tuple[str, ...]] = ("teacher_logits",)
+    formula: ClassVar[str] = ""
 
     temperature: float = Field(1.0, gt=0)
+    top_k: int | None = Field(None, ge=1)
+    support: Literal["teacher", "student"] = "teacher"
     clip: float | None = Field(None, gt=0)
+
+    @property
+    def words(self) -> str:  # type: ignore[override]
+        kept = "full vocabulary" if self.top_k is None else f"the {self.support}'s top {self.top_k} and the rest as one"
+        clip = "" if self.clip is None else f", at most {self.clip:g} a token"
+        return f"{self.formula} over {kept} at temperature {self.temperature:g}{clip}"
 
     @abstractmethod
     def divergence(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Of logits [..., V], reduced over V."""
 
     def __call__(self, stats: TokenStats, batch: Batch) -> Tensor:
+        student, teacher = self._pair(stats, batch)
+        value = self.divergence(student, teacher)
+        return value if self.clip is None else value.clamp(max=self.clip)
+
+    def monitor(self, stats: TokenStats, batch: Batch) -> dict[str, Tensor]:
+        """`outside_mass`, `teacher_outside_mass`: the probability each gives to the tokens in the bucket."""
+        student, teacher = self._pair(stats, batch)
+        if self.top_k is None or student.shape[-1] != self.top_k + 1:
+            return {}
+        return {
+            "outside_mass": student.softmax(-1)[..., -1],
+            "teacher_outside_mass": teacher.softmax(-1)[..., -1],
+        }
+
+    def _pair(self, stats: TokenStats, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Logits of student and teacher that the divergence is taken between."""
         assert stats.logits is not None
         student, teacher = shared_vocabulary(stats.logits, batch.dense["teacher_logits"])
-        value = self.divergence(student / self.temperature, teacher / self.temperature)
-        return value if self.clip is None else value.clamp(max=self.clip)
+        if batch.temperature != self.temperature:
+            back = batch.temperature / self.temperature
+            student, teacher = student * back, teacher * back
+        if self.top_k is None or self.top_k >= student.shape[-1]:
+            return student, teacher
+        ids = (teacher if self.support == "teacher" else student).detach().topk(self.top_k, dim=-1).indices
+        return coarsen(student, ids), coarsen(teacher, ids)
 
 
 class TeacherStudentKL(TeacherDivergence, kind="kl_teacher_student"):
     """Forward KL(p_T || p_S) = sum_v p_T (log p_T - log p_S): covers what the teacher does."""
 
-    words: ClassVar[str] = "KL(p_T || p_S)"
+    formula: ClassVar[str] = "KL(p_T || p_S)"
 
     def divergence(self, student: Tensor, teacher: Tensor) -> Tensor:
         return kl(teacher, student)
@@ -109,7 +153,7 @@ class TeacherStudentKL(TeacherDivergence, kind="kl_teacher_student"):
 class StudentTeacherKL(TeacherDivergence, kind="kl_student_teacher"):
     """Reverse KL(p_S || p_T) = sum_v p_S (log p_S - log p_T): avoids what the teacher would not do."""
 
-    words: ClassVar[str] = "KL(p_S || p_T)"
+    formula: ClassVar[str] = "KL(p_S || p_T)"
 
     def divergence(self, student: Tensor, teacher: Tensor) -> Tensor:
         return kl(student, teacher)
@@ -118,7 +162,7 @@ class StudentTeacherKL(TeacherDivergence, kind="kl_student_teacher"):
 class TeacherJSD(TeacherDivergence, kind="jsd"):
     """Scaled generalised Jensen-Shannon divergence, see `jsd`: beta = 0 is KL(p_T || p_S), beta = 1 is KL(p_S || p_T)."""
 
-    words: ClassVar[str] = "JSD_beta(p_T, p_S) / (beta (1 - beta))"
+    formula: ClassVar[str] = "JSD_beta(p_T, p_S) / (beta (1 - beta))"
 
     beta: float = Field(0.5, ge=0, le=1)
 

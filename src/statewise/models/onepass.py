@@ -161,7 +161,7 @@ class _Chunks:
         dlogits = _closed_form(g, k, logits, exps, total, entropy, self.rows.targets_N[part])
         if extra is not None:
             dlogits += extra
-        return value, self._through_cap(dlogits, raw if keep else None, part)
+        return value, self._through_head(dlogits, raw if keep else None, part)
 
     def _batch(self, part: slice) -> Batch:
         batch = self.rows.batch.map_tensors(lambda x: x[:, part])
@@ -221,19 +221,26 @@ class _Chunks:
         """sum_t f_t w_t l_t of one term over the chunk."""
         factor = self.rows.factors[index][part]
         inside = factor != 0
-        value = self.terms[index].loss(stats, _clean(batch, inside))[0]
-        self._note({f"{index}.value": value.detach()})
+        loss, clean = self.terms[index].loss, _clean(batch, inside)
+        value = loss(stats, clean)[0]
+        with torch.no_grad():
+            seen = loss.monitor(stats.detach(), clean)
+        self._note({f"{index}.value": value.detach(), **{f"{index}.{name}": v[0] for name, v in seen.items()}})
         scale = factor if weight is None else factor * weight.where(inside, 0.0)
         return (value.where(inside, 0.0) * scale).sum()
 
-    def _through_cap(self, dlogits: Tensor, capped: Tensor | None, part: slice) -> Tensor:
+    def _through_head(self, dlogits: Tensor, logits: Tensor | None, part: slice) -> Tensor:
+        """The gradient before temperature, cap and scale, from that on the `logits` (made again where not at hand)."""
+        temperature = self.projection.temperature
+        if temperature != 1.0:
+            dlogits = dlogits / temperature
         if isinstance(self.projection, FullLogits):
             return dlogits
         cap, scale = self.projection.softcap, self.projection.scale
         if cap is not None:
-            if capped is None:
-                capped = self.projection.logits(part, self.dtype)
-            dlogits = dlogits * (1 - (capped / cap) ** 2)
+            if logits is None:
+                logits = self.projection.logits(part, self.dtype)
+            dlogits = dlogits * (1 - (logits * (temperature / cap)) ** 2)
         return dlogits if scale == 1.0 else dlogits * scale
 
     def _pull_back(self, part: slice, dlogits: Tensor, leaves: list[Tensor], grads: list[Tensor | None]) -> None:

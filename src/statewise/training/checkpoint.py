@@ -3,6 +3,7 @@
 checkpoints/step_000020/
     model.safetensors, config.json, tokenizer.json ...   or adapter_model.safetensors: what from_pretrained reads
     optimizer.safetensors                                the optimizer's state by parameter name
+    components.safetensors                               what components keep between steps (`World.state`)
     trainer.json                                         what was spent
     manifest.json                                        size and SHA-256 of every other file, written last
 """

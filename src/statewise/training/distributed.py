@@ -33,6 +33,11 @@ def gather(value: Any, accelerator: Any) -> list[Any]:
     return gather_object([value])
 
 
+def joined(items: list[Any], accelerator: Any) -> list[Any]:
+    """The lists of all ranks, one after the other in rank order."""
+    return [item for part in gather(items, accelerator) for item in part]
+
+
 def model_state(learner: Any, *, trained_only: bool = False) -> dict[str, torch.Tensor]:
     """Full state dict of the model inside the learner, on the CPU, whatever wraps it."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from statewise.run import RunDir
     from statewise.training.loop import Session
 
-OPTIMIZER = "optimizer.safetensors"
+OPTIMIZER, COMPONENTS = "optimizer.safetensors", "components.safetensors"
 
 
 def save(session: Session, best: int | None) -> None:
@@ -28,6 +28,8 @@ def save(session: Session, best: int | None) -> None:
         def write(path: Path) -> None:
             checkpoint.save_model(path, session.policy.model, session.policy.tokenizer, weights)
             checkpoint.save_tensors(path / OPTIMIZER, optimizer)
+            if training.world.state:
+                checkpoint.save_tensors(path / COMPONENTS, training.world.state)
 
         checkpoint.save(session.run.path, training.spent.step, write=write, state=asdict(training.spent))
         keep = {best} if best is not None else set()
@@ -41,6 +43,12 @@ def find(run: RunDir, accelerator: Any, say: Callable[[str], None]) -> Path | No
         checkpoint.latest_valid(run.path, say)
     accelerator.wait_for_everyone()
     return checkpoint.latest_valid(run.path, lambda text: None)
+
+
+def component_state(found: Path | None) -> dict[str, Any]:
+    """`World.state` as the checkpoint holds it."""
+    file = None if found is None else found / COMPONENTS
+    return checkpoint.load_tensors(file) if file is not None and file.is_file() else {}
 
 
 def restore(session: Session, found: Path | None) -> None:

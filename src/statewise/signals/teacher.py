@@ -1,0 +1,156 @@
+"""A teacher's view of the states: next-token distributions, or the log-probability of the token that was taken."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from statewise.component import Signal
+from statewise.errors import DataError, RecipeError, nearest
+from statewise.settings import TeacherModel
+from statewise.sources.ranks import divided
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from statewise.types import Batch, Rollout, World
+
+LOGPROBS, ADVANTAGES, CHOICE = "teacher_logprobs", "teacher_advantages", "teacher_choice"
+
+
+class Teacher(Signal, kind="teacher"):
+    """Writes of what the recipe reads:
+
+    teacher_logits      dense, made a chunk of tokens at a time; the losses that read it name their temperature
+    teacher_logprobs    log p_T(y | s) at `temperature`, nats
+    teacher_advantages  teacher_logprobs - behavior_logprobs, detached: minus the sampled reverse KL at the token
+
+    by, routes: the teacher of an example is routes[value of its field `by`], and `teacher`, where given, has the rest.
+    """
+
+    writes: ClassVar[tuple[str, ...]] = ("teacher_logits", LOGPROBS, ADVANTAGES)
+
+    teacher: TeacherModel | None = None
+    temperature: float = Field(1.0, gt=0)
+    by: str | None = None
+    routes: dict[str, TeacherModel] = {}
+
+    @model_validator(mode="after")
+    def _some_teacher(self) -> Teacher:
+        if (self.by is None) != (not self.routes):
+            raise RecipeError("signal: 'teacher' takes `by` (a field of the data) and `routes` together, or neither.")
+        if self.teacher is None and not self.routes:
+            raise RecipeError(
+                "signal: 'teacher' names no teacher; set teacher = a directory, a hub id, 'step0' or "
+                "{ path = 'ema', decay = 0.99 }, or `by` and `routes`."
+            )
+        return self
+
+    def models(self) -> tuple[TeacherModel, ...]:
+        return tuple(dict.fromkeys([*self.routes.values(), *([self.teacher] if self.teacher else [])]))
+
+    def annotate(self, rollouts: list[Rollout], world: World) -> list[Rollout]:
+        choices = [self._choice(r) for r in rollouts]
+        if len(self.models()) > 1:
+            rollouts = [r.with_columns(**{CHOICE: [c] * r.num_tokens}) for r, c in zip(rollouts, choices, strict=True)]
+        if not world.reads & {LOGPROBS, ADVANTAGES}:
+            return rollouts
+
+        def score(own: list[Rollout], places: list[int]) -> list[list[float]]:
+            return self._score(own, [choices[i] for i in places], world)
+
+        return [
+            r.with_columns(**self._columns(r, scores, world))
+            for r, scores in zip(rollouts, divided(rollouts, score, world), strict=True)
+        ]
+
+    def attach(self, batch: Batch, world: World) -> Batch:
+        if "teacher_logits" not in world.reads:
+            return batch
+        models = [world.open_model(m) for m in self.models()]
+        if len(models) == 1:
+            return batch.with_dense(teacher_logits=models[0].dense(batch))
+        return batch.with_dense(teacher_logits=Routed(tuple(m.dense(batch) for m in models), batch.column(CHOICE)))
+
+    def _choice(self, rollout: Rollout) -> int:
+        """Index of the rollout's teacher in `models()`."""
+        if self.by is None:
+            return 0
+        value = rollout.example.metadata.get(self.by)
+        model = self.routes.get(str(value), self.teacher)
+        if model is None:
+            raise DataError(
+                f"sample '{rollout.example.id}': its field '{self.by}' is {value!r}, for which signal.routes names no "
+                f"teacher (it has {', '.join(self.routes)}){nearest(str(value), self.routes)}; add it, or set "
+                "signal.teacher for the rest."
+            )
+        return self.models().index(model)
+
+    def _score(self, rollouts: list[Rollout], choices: list[int], world: World) -> list[list[float]]:
+        out: list[list[float]] = [[] for _ in rollouts]
+        for index in sorted(Counter(choices)):
+            places = [i for i, choice in enumerate(choices) if choice == index]
+            scorer = world.open_model(self.models()[index]).scorer
+            scores = scorer.score([rollouts[i].tokens() for i in places], temperature=self.temperature)
+            for place, score in zip(places, scores, strict=True):
+                out[place] = score["logprobs"]
+        return out
+
+    def _columns(self, rollout: Rollout, scores: list[float], world: World) -> dict[str, Sequence[float]]:
+        columns: dict[str, Sequence[float]] = {LOGPROBS: scores}
+        if ADVANTAGES in world.reads:
+            behavior = behavior_logprobs(rollout)
+            columns[ADVANTAGES] = [t - b for t, b in zip(scores, behavior, strict=True)]
+        return columns
+
+
+def behavior_logprobs(rollout: Rollout) -> Sequence[float]:
+    """Of the policy that wrote the rollout, one a token. Raises DataError where they are not known."""
+    if "behavior_logprobs" in rollout.columns:
+        return rollout.columns["behavior_logprobs"]
+    if any(s.train and s.logprobs is None for s in rollout.segments):
+        raise DataError(
+            f"sample '{rollout.example.id}': the log-probabilities of the policy that wrote it are not known; put the "
+            "signal 'behavior' before this one."
+        )
+    return [v for s in rollout.segments for v in (s.logprobs or [0.0] * len(s.tokens))]
+
+
+@dataclass(frozen=True)
+class Routed:
+    """Dense logits of several models, one chosen at every place. `choice_BT`: index into `models`."""
+
+    models: tuple[Any, ...]
+    choice_BT: Tensor
+
+    def take(self, at: tuple[Tensor, ...]) -> RoutedRows:
+        choice = self.choice_BT[at]
+        places = tuple((choice == i).nonzero(as_tuple=True)[0] for i in range(len(self.models)))
+        parts = tuple(m.take((at[0][p], at[1][p])) for m, p in zip(self.models, places, strict=True))
+        return RoutedRows(parts, places)
+
+
+@dataclass(frozen=True)
+class RoutedRows:
+    """Rows whose logits come from several models, on the ids that all have. `places`: the rows of each, rising."""
+
+    parts: tuple[Any, ...]
+    places: tuple[Tensor, ...]
+
+    def logits(self, rows: slice, dtype: Any = None) -> Tensor:
+        import torch
+
+        own = [_inside(places, rows) for places in self.places]
+        size = min(part.num_tokens for part in self.parts)
+        logits = torch.cat([p.logits(s, dtype)[:, :size] for p, s in zip(self.parts, own, strict=True)])
+        order = torch.cat([places[s] for places, s in zip(self.places, own, strict=True)])
+        return logits[order.argsort()]
+
+
+def _inside(places: Tensor, rows: slice) -> slice:
+    """Which of the rising `places` lie in the slice."""
+    return slice(int((places < rows.start).sum()), int((places < rows.stop).sum()))

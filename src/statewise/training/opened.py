@@ -1,0 +1,175 @@
+"""Other models beside the policy: teachers, the policy at step 0, its moving average; each opened once."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from statewise.errors import RecipeError
+from statewise.models.generate import InProcessSampler
+from statewise.models.load import LoadedPolicy, load_policy, resolve
+from statewise.models.score import InProcessScorer
+from statewise.recipe import Recipe
+from statewise.settings import TeacherModel
+from statewise.training.distributed import is_sharded
+from statewise.training.learner import Dense, Learner
+from statewise.types import Batch
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A frozen model that samples, scores and gives its next-token distributions."""
+
+    name: str
+    policy: LoadedPolicy
+    learner: Learner
+    sampler: InProcessSampler
+    scorer: InProcessScorer
+
+    def dense(self, batch: Batch) -> Dense:
+        """Its projection at every place of the batch."""
+        with torch.no_grad():
+            return self.learner(batch, mode="dense")
+
+    def attach(self, batch: Batch, name: str) -> Batch:
+        """The batch with `<name>_logits` (dense) and the column `<name>_logprobs`."""
+        dense = self.dense(batch)
+        return batch.with_dense(**{f"{name}_logits": dense}).with_columns(**{f"{name}_logprobs": dense.logprobs(batch)})
+
+
+class Models:
+    """Opens models by their settings. Averages of the policy live in `state`, so that a checkpoint holds them.
+
+    learner: the wrapped policy; optimizer: an average moves after each of its steps.
+    """
+
+    def __init__(
+        self, recipe: Recipe, policy: LoadedPolicy, learner: Any, optimizer: Any, device: Any, state: dict[str, Any]
+    ):
+        self.recipe, self.policy, self.learner, self.optimizer = recipe, policy, learner, optimizer
+        self.device, self.state = device, state
+        self._opened: dict[TeacherModel, OpenedModel] = {}
+
+    def __call__(self, settings: TeacherModel | str) -> OpenedModel:
+        """The model, frozen and on the policy's device. Raises RecipeError where its vocabulary is another one."""
+        wanted = TeacherModel.model_validate(settings)
+        if wanted not in self._opened:
+            self._opened[wanted] = self._open(wanted)
+        return self._opened[wanted]
+
+    def _open(self, wanted: TeacherModel) -> OpenedModel:
+        policy = self._load(wanted)
+        model = policy.model.to(self.device).eval()
+        if not wanted.is_past_policy:
+            check_vocabulary(self.policy, policy)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.requires_grad_(False)
+        dtype = torch.float32 if self.recipe.model.head_dtype == "float32" else None
+        return OpenedModel(
+            wanted.path,
+            policy,
+            Learner(model, [], head_dtype=dtype).eval(),
+            InProcessSampler(model, pad_id=policy.pad_id),
+            InProcessScorer(model, pad_id=policy.pad_id, dtype=dtype),
+        )
+
+    def _load(self, wanted: TeacherModel) -> LoadedPolicy:
+        if wanted.path == "ema":
+            return self._average(wanted)
+        if wanted.path == "step0":
+            return self._step0()
+        adapter = Path(resolve(wanted.path)) / "adapter_config.json"
+        if adapter.is_file() and self._shares_base(adapter):
+            from peft import PeftModel
+
+            base = shared_base(self.policy.model)
+            return LoadedPolicy(
+                PeftModel.from_pretrained(base, str(adapter.parent)), self.policy.tokenizer, wanted.path
+            )
+        return load_policy(wanted.model_settings())
+
+    def _shares_base(self, adapter: Path) -> bool:
+        """Whether the adapter's base is the policy's, which LoRA leaves as it is."""
+        name = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        own = self.recipe.model
+        same = own.adapter is not None and resolve(str(name)) == resolve(own.path) and own.revision is None
+        return same and not is_sharded(self.learner)
+
+    def _step0(self) -> LoadedPolicy:
+        own = self.recipe.model
+        if own.adapter is not None and own.adapter.path is None and not is_sharded(self.learner):
+            return replace(self.policy, model=shared_base(self.policy.model))
+        return load_policy(own)
+
+    def _average(self, wanted: TeacherModel) -> LoadedPolicy:
+        """A copy of what is trained on the policy's frozen weights; moved by a hook of the optimizer."""
+        if is_sharded(self.learner):
+            raise RecipeError("teacher = 'ema': is not possible while parameters are sharded (FSDP); use DDP.")
+        source = {n: p for n, p in self.policy.model.named_parameters() if p.requires_grad}
+        model = _twin(self.policy.model)
+        copies = {n: p for n, p in model.named_parameters() if n in source}
+        key = f"ema/{wanted.decay}"
+        if key not in self.state:
+            self.state[key] = {n: _wide(p.detach().clone()) for n, p in source.items()}
+        average = self.state[key] = {n: v.to(source[n].device) for n, v in self.state[key].items()}
+
+        def move(*_: Any) -> None:
+            with torch.no_grad():
+                for name, value in average.items():
+                    value.lerp_(source[name].to(value.dtype), 1 - float(wanted.decay or 0.0))
+                    copies[name].copy_(value)
+
+        with torch.no_grad():
+            for name, value in average.items():
+                copies[name].copy_(value)
+        getattr(self.optimizer, "optimizer", self.optimizer).register_step_post_hook(move)
+        return replace(self.policy, model=model)
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    """In 16 bits an average with a decay near 1 would not move."""
+    return value if value.dtype == torch.float64 else value.float()
+
+
+def _twin(model: nn.Module) -> Any:
+    """A copy that shares the frozen parameters."""
+    return deepcopy(model, {id(p): p for p in model.parameters() if not p.requires_grad})
+
+
+def shared_base(model: Any) -> Any:
+    """The model without its adapter, as a module of its own on the same weights."""
+    return _twin(model).unload()
+
+
+def check_vocabulary(policy: LoadedPolicy, teacher: LoadedPolicy) -> None:
+    """Raises RecipeError where the same ids don't mean the same tokens; padded ids behind the tokens don't matter."""
+    own, other = ({i: t for t, i in p.tokenizer.get_vocab().items()} for p in (policy, teacher))
+    clashes = [i for i in sorted(own.keys() & other.keys()) if own[i] != other[i]]
+    if not clashes and (own.keys() <= other.keys() or other.keys() <= own.keys()):
+        return
+    where = f"id {clashes[0]} is {own[clashes[0]]!r} here and {other[clashes[0]]!r} there" if clashes else "ids differ"
+    raise RecipeError(
+        f"teacher '{teacher.path}': has another vocabulary ({len(other)} tokens) than the policy '{policy.path}' "
+        f"({len(own)} tokens): {where}, so its probabilities speak of other tokens. Expected the policy's tokenizer, up to "
+        "padding; distil from such a teacher through text: source = 'dataset' with its answers."
+    )
+
+
+def shares_end(policy: LoadedPolicy, teacher: LoadedPolicy) -> bool:
+    """Whether some token ends the text of both; says so where none does."""
+    if set(policy.stop_ids) & set(teacher.stop_ids):
+        return True
+    warnings.warn(
+        f"teacher '{teacher.path}' ends its text with ids {teacher.stop_ids} and the policy with {policy.stop_ids}: it will "
+        "teach another end than the policy stops at.",
+        stacklevel=2,
+    )
+    return False
