@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from statewise.component import CAPABILITIES, Component, Loss, Selector, Weight, parse
-from statewise.objective import Reduction, Term, denominators, factors, per_sequence
+from statewise.objective import WHOLE, Reduction, Term, denominators, factors, whole_factors
 from statewise.testing.fixtures import is_dense, rollouts, sample_settings, tiny_learner, with_dense
 from statewise.training.packing import micro_batches
 from statewise.types import Batch, Rollout, TokenStats
@@ -66,7 +66,7 @@ def _checks(component: Component) -> Iterator[tuple[str, Callable[[], None]]]:
         yield "weight_values", lambda: _weight_values(component)
     if isinstance(component, Loss | Weight):
         yield "declarations", lambda: _declarations(component)
-        for reduce in REDUCTIONS if _token_scope(component) else ("sequence_mean",):
+        for reduce in _reductions(component):
             case = _Case(_term(component, reduce))
             for check in (_partition, _packing, _permutation, _masked, _one_pass, _extreme_logits):
                 yield f"{check.__name__[1:]}[{reduce}]", lambda check=check, case=case: check(case)  # type: ignore[misc]
@@ -78,8 +78,9 @@ def _nll() -> Loss:
     return parse("loss", "nll", "loss")  # type: ignore[return-value]
 
 
-def _token_scope(component: Component) -> bool:
-    return not (isinstance(component, Loss) and component.scope == "sequence")
+def _reductions(component: Loss | Weight) -> Sequence[str]:
+    whole = isinstance(component, Loss) and component.scope in WHOLE
+    return (WHOLE[component.scope],) if whole else REDUCTIONS
 
 
 def _term(component: Loss | Weight, reduce: str) -> Term:
@@ -98,7 +99,8 @@ class _Case:
         self.rollouts = rollouts(reads - self.dense)
 
     def batches(self, given: list[Rollout] | None = None, **how: Any) -> list[Batch]:
-        batches = micro_batches(self.rollouts if given is None else given, pad_id=0, **how)
+        keep_groups = self.term.loss.scope == "group"
+        batches = micro_batches(self.rollouts if given is None else given, pad_id=0, keep_groups=keep_groups, **how)
         return [with_dense(replace(b, progress=0.5), self.dense) for b in batches]
 
     def evaluate(self, batches: list[Batch], *, logit_scale: float = 1.0) -> tuple[float, Tensor]:
@@ -182,9 +184,8 @@ def _plain_autograd(term: Term, batches: list[Batch]) -> tuple[float, Tensor]:
         seen = replace(batch, dense={n: _shifted(d.projection, batch) for n, d in batch.dense.items()})
         factor = factors(term, batch, shares[0])
         value = term.loss(stats, seen)
-        if term.loss.scope == "sequence":
-            sums, count = per_sequence(factor, batch, factor != 0)
-            loss = (value * sums / count.clamp_min(1)).sum()
+        if term.loss.scope in WHOLE:
+            loss = (value * whole_factors(term, batch, factor)).sum()
         else:
             if term.weight is not None:
                 value = value * term.weight(stats.detach(), seen).detach()
@@ -279,7 +280,7 @@ class _SeenStats:
 
 def _declarations(component: Loss | Weight) -> None:
     """`needs` and `reads` name exactly what is used."""
-    case = _Case(_term(component, "sequence_mean"))
+    case = _Case(_term(component, _reductions(component)[-1]))
     used_stats: set[str] = set()
     used_columns: set[str] = set()
     for batch in case.batches():

@@ -1,7 +1,7 @@
 """Rollouts into batches: padded rows, packed rows, and the micro-batches of every rank.
 
-Groups needn't stay together: denominators are global, and whatever compares the rollouts of a group, such as a
-baseline, is computed before, on the whole step.
+Groups needn't stay together for losses of tokens and sequences: denominators are global, and whatever compares the
+rollouts of a group, such as a baseline, is computed before, on the whole step. A loss of groups needs them together.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from statewise.errors import DataError, RecipeError
 from statewise.types import AUTHOR_CODE, PADDING, Batch, Example, Rollout, Segment
 
 Row = list[Rollout]
+Unit = list[Rollout]  # rollouts that stay together: a group, or one rollout
+Block = list[Row]  # rows that stay in one micro-batch
 # Alone and packed, hidden states differ by rounding; a leak changes them by tenths of their size.
 LEAK_SHARE = 0.02
 
@@ -27,7 +29,7 @@ def collate(rollouts: Sequence[Rollout], pad_id: int) -> Batch:
 
 def pack(rollouts: Sequence[Rollout], length: int, pad_id: int) -> Batch:
     """Several sequences a row of at most `length` tokens (first-fit decreasing); a longer one gets a row of its own."""
-    return _batch(_first_fit(rollouts, length), pad_id, _column_names(rollouts), packed=True)
+    return _batch(_first_fit([[r] for r in rollouts], length), pad_id, _column_names(rollouts), packed=True)
 
 
 def micro_batches(
@@ -39,18 +41,23 @@ def micro_batches(
     pack_length: int | None = None,
     num_ranks: int = 1,
     rank: int = 0,
+    keep_groups: bool = False,
 ) -> list[Batch]:
     """This rank's share of `rollouts`, in batches by falling length; a function of its arguments alone.
 
     A batch has rows x longest row <= `max_tokens` and at most `max_rows` rows; a single row may be longer.
-    pack_length: rows hold several sequences. Every rank gets the same number of batches: where one has fewer, batches
-    of one sequence without an action are added. Raises DataError where a column is missing on some rollouts.
+    pack_length: rows hold several sequences. keep_groups: the rollouts of a group are in one batch (packed: in one row),
+    whatever its size. Every rank gets the same number of batches: where one has fewer, batches of one sequence without
+    an action are added. Raises DataError where a column is missing on some rollouts.
     """
     names = _column_names(rollouts)
     plans = []
-    for share in _deal(rollouts, num_ranks):
-        rows = [[r] for r in share] if pack_length is None else _first_fit(share, pack_length)
-        plans.append(list(_groups(rows, max_tokens, max_rows)))
+    for share in _deal(_units(rollouts, keep_groups), num_ranks):
+        if pack_length is None:
+            blocks = [[[r] for r in unit] for unit in share]
+        else:
+            blocks = [[row] for row in _first_fit(share, pack_length)]
+        plans.append(list(_groups(blocks, max_tokens, max_rows)))
     missing = max(len(plan) for plan in plans) - len(plans[rank])
     own = plans[rank] + [[[_nothing(pad_id, names)]]] * missing
     return [_batch(rows, pad_id, names, packed=pack_length is not None) for rows in own]
@@ -96,46 +103,63 @@ def check_packing(model: Any, *, one_row: bool) -> None:
         )
 
 
-def _first_fit(rollouts: Sequence[Rollout], length: int) -> list[Row]:
+def _units(rollouts: Sequence[Rollout], keep_groups: bool) -> list[Unit]:
+    if not keep_groups:
+        return [[r] for r in rollouts]
+    groups: dict[int, Unit] = {}
+    for rollout in rollouts:
+        groups.setdefault(rollout.group, []).append(rollout)
+    return list(groups.values())
+
+
+def _first_fit(units: Sequence[Unit], length: int) -> list[Row]:
     rows: list[Row] = []
     room: list[int] = []
-    for rollout in _by_length(rollouts):
-        size = rollout.num_tokens
+    for unit in _by_length(units):
+        size = _size(unit)
         at = next((i for i, free in enumerate(room) if size <= free), None)
         if at is None:
             rows.append([])
             room.append(length)
             at = len(rows) - 1
-        rows[at].append(rollout)
+        rows[at].extend(unit)
         room[at] -= size
     return rows
 
 
-def _by_length(rollouts: Sequence[Rollout]) -> list[Rollout]:
-    return sorted(rollouts, key=lambda r: -r.num_tokens)
+def _size(rollouts: Sequence[Rollout]) -> int:
+    return sum(r.num_tokens for r in rollouts)
 
 
-def _deal(rollouts: Sequence[Rollout], num_ranks: int) -> list[list[Rollout]]:
+def _by_length(units: Sequence[Unit]) -> list[Unit]:
+    return sorted(units, key=lambda unit: -_size(unit))
+
+
+def _deal(units: Sequence[Unit], num_ranks: int) -> list[list[Unit]]:
     """By falling length, there and back over the ranks, so that shares are of nearly equal size."""
-    shares: list[list[Rollout]] = [[] for _ in range(num_ranks)]
-    for index, rollout in enumerate(_by_length(rollouts)):
+    shares: list[list[Unit]] = [[] for _ in range(num_ranks)]
+    for index, unit in enumerate(_by_length(units)):
         turn, place = divmod(index, num_ranks)
-        shares[place if turn % 2 == 0 else num_ranks - 1 - place].append(rollout)
+        shares[place if turn % 2 == 0 else num_ranks - 1 - place].append(unit)
     return shares
 
 
-def _groups(rows: list[Row], max_tokens: int | None, max_rows: int | None) -> Iterator[list[Row]]:
-    """Rows by falling width, cut where a batch is full."""
-    width = {id(row): sum(r.num_tokens for r in row) for row in rows}
+def _groups(blocks: list[Block], max_tokens: int | None, max_rows: int | None) -> Iterator[list[Row]]:
+    """Rows of blocks by falling width, cut where a batch is full."""
+    width = {id(block): max(map(_size, block)) for block in blocks}
     group: list[Row] = []
-    for row in sorted(rows, key=lambda row: -width[id(row)]):
-        full = max_rows is not None and len(group) == max_rows
-        if group and max_tokens is not None:
-            full = full or (len(group) + 1) * width[id(group[0])] > max_tokens
-        if full:
+    widest = 0
+    for block in sorted(blocks, key=lambda block: -width[id(block)]):
+        count = len(group) + len(block)
+        full = max_rows is not None and count > max_rows
+        if max_tokens is not None:
+            full = full or count * widest > max_tokens
+        if full and group:
             yield group
             group = []
-        group.append(row)
+        if not group:
+            widest = width[id(block)]
+        group = [*group, *block]
     if group:
         yield group
 
