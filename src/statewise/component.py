@@ -30,7 +30,7 @@ from statewise.plugins import load_file, load_module
 if TYPE_CHECKING:
     import torch
 
-    from statewise.types import Batch, EvalContext, Rollout, TokenStats, World
+    from statewise.types import Batch, EvalContext, Example, Rollout, TokenStats, World
 
 # What is always in a batch; a component that reads these needs nobody to write them.
 BASE_COLUMNS = frozenset({"tokens", "action_mask", "author", "position", "sequence", "group"})
@@ -46,6 +46,7 @@ _BUILTIN = {
     "loss": "statewise.losses",
     "weight": "statewise.weights",
     "selector": "statewise.selectors",
+    "verifier": "statewise.signals.verifiers",
     "task": "statewise.evals.tasks",
     "diagnostic": "statewise.diagnostics",
 }
@@ -79,6 +80,10 @@ class Component(BaseModel):
         """Columns and capabilities that this object provides; override where they depend on the settings."""
         return frozenset(self.writes)
 
+    def models(self) -> tuple[Any, ...]:
+        """`TeacherModel` settings of the models other than the policy that this object uses."""
+        return ()
+
     def describe(self) -> str:
         """The object in words, for `recipe show` and run cards."""
         settings = ", ".join(f"{k}={v!r}" for k, v in self.model_dump(exclude_defaults=True).items())
@@ -97,9 +102,23 @@ class Source(Component, role="source"):
 
     needs_policy: ClassVar[bool] = False
 
+    @property
+    def leaves(self) -> tuple[Source, ...]:
+        """The sources that this one is made of; itself, where it is not a combination."""
+        return (self,)
+
+    @property
+    def policy_temperature(self) -> float:
+        """The policy that is trained is softmax(logits / policy_temperature): what the source sampled from, if it did."""
+        return 1.0
+
     @abstractmethod
     def sample(self, step: int, num_rollouts: int, world: World) -> list[Rollout]:
-        """The rollouts of one optimizer step, the same on every rank."""
+        """The rollouts of one optimizer step, the same on every rank; where `needs_policy`, there may be none."""
+
+    def examples(self, world: World) -> list[Example]:
+        """What its rollouts answer, where that is known beforehand."""
+        return []
 
     def num_examples(self, world: World) -> int | None:
         """How many examples make an epoch; None where the source has no end."""
@@ -108,6 +127,9 @@ class Source(Component, role="source"):
 
 class Signal(Component, role="signal"):
     """What information arrives at a state."""
+
+    def prepare(self, source: Source, world: World) -> None:
+        """Once, before the first step: checks that need the opened resources."""
 
     def annotate(self, rollouts: list[Rollout], world: World) -> list[Rollout]:
         """Once a step, whole groups: returns rollouts with columns, rewards or masks added."""
@@ -135,7 +157,7 @@ class Loss(Component, role="loss"):
         """The loss of every token, sequence or group; a token-scope loss may look at one token alone."""
 
     def monitor(self, stats: TokenStats, batch: Batch) -> dict[str, torch.Tensor]:
-        """What to log beside a loss of whole sequences or groups, {name: [S] or [G]}; the mean is reported."""
+        """What to log beside the loss, {name: [B, T], [S] or [G] as its scope is}; the mean is reported."""
         return {}
 
 

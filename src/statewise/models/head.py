@@ -1,7 +1,7 @@
 """The output head of a causal language model, split from its backbone.
 
-A head is logits = cap(scale * (sum_i h_i W_i^T + bias)), with cap(z) = c tanh(z / c) or the identity. One pair (h_i, W_i)
-is the ordinary head; a LoRA on the head adds the pair (s h A^T, B).
+A head is logits = cap(scale * (sum_i h_i W_i^T + bias)) / temperature, with cap(z) = c tanh(z / c) or the identity. One
+pair (h_i, W_i) is the ordinary head; a LoRA on the head adds the pair (s h A^T, B).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class Projection:
     bias: Tensor | None = None
     scale: float = 1.0
     softcap: float | None = None
+    temperature: float = 1.0
 
     @property
     def num_rows(self) -> int:
@@ -37,7 +38,7 @@ class Projection:
         return self.pairs[0][0].device
 
     def logits(self, rows: slice, dtype: torch.dtype | None = None) -> Tensor:
-        """Float32 logits [n, V] of the rows, after scale and soft-cap; products run in `dtype` (default: the weight's)."""
+        """Float32 logits [n, V] of the rows, after scale, cap, temperature; products run in `dtype` (default: the weight's)."""
         z = None
         for hidden, weight in self.pairs:
             kind = dtype or weight.dtype
@@ -51,14 +52,15 @@ class Projection:
             z = z * self.scale
         if self.softcap is not None:
             z = torch.tanh(z / self.softcap) * self.softcap
-        return z
+        return z if self.temperature == 1.0 else z / self.temperature
 
 
 @dataclass(frozen=True)
 class FullLogits:
-    """The fallback: logits [N, V] that the model itself made."""
+    """The fallback: logits [N, V] that the model itself made, before the temperature."""
 
     full: Tensor
+    temperature: float = 1.0
 
     @property
     def num_rows(self) -> int:
@@ -75,7 +77,8 @@ class FullLogits:
     def logits(self, rows: slice, dtype: torch.dtype | None = None) -> Tensor:
         part = self.full[rows]
         # A copy: callers work in place, and these are the model's own logits.
-        return part.to(torch.float64 if part.dtype == torch.float64 else torch.float32, copy=True)
+        part = part.to(torch.float64 if part.dtype == torch.float64 else torch.float32, copy=True)
+        return part if self.temperature == 1.0 else part / self.temperature
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,15 @@ from statewise.sources.templates import ROLES, encode_conversation, encode_promp
 from statewise.types import Example, Segment
 
 if TYPE_CHECKING:
+    from statewise.sources.data import DataSource
     from statewise.sources.dataset import DatasetSource
 
 
-def _value(source: DatasetSource, row: Mapping[str, Any], name: str) -> Any:
+def _value(source: DataSource, row: Mapping[str, Any], name: str) -> Any:
     return row.get(source.columns.get(name, name))
 
 
-def example_of(source: DatasetSource, row: Mapping[str, Any], place: str) -> Example:
+def example_of(source: DataSource, row: Mapping[str, Any], place: str) -> Example:
     """The row's id, what is shown of it, its reference answer, and the row itself."""
     own = _value(source, row, "id")
     prompt, messages, text = (_value(source, row, n) for n in ("prompt", "messages", "text"))
@@ -49,6 +50,38 @@ def encode_row(source: DatasetSource, tokenizer: Any, row: Mapping[str, Any]) ->
         f"has none of the fields messages, prompt + completion, text (it has: {', '.join(map(str, row))}); name them in "
         'source.columns, such as { prompt = "question", completion = "answer" }'
     )
+
+
+def prompt_of(source: DataSource, row: Mapping[str, Any]) -> tuple[str | list[Mapping[str, Any]], bool]:
+    """What a model is asked, text or messages without the last answer, and whether through the chat template."""
+    messages, prompt = _value(source, row, "messages"), _value(source, row, "prompt")
+    if messages is None and prompt is None:
+        raise DataError(
+            f"has neither prompt nor messages, so there is nothing to ask (it has: {', '.join(map(str, row))}); name the "
+            'field in source.columns, such as { prompt = "question" }'
+        )
+    before = _part(prompt, "prompt") if messages is None else _without_answer(_messages(messages, "messages"))
+    chat = source.chat if isinstance(source.chat, bool) else not isinstance(before, str)
+    if chat:
+        before = _with_system(source, [{"role": "user", "content": before}] if isinstance(before, str) else before)
+    return before, chat
+
+
+def answer_of(source: DataSource, row: Mapping[str, Any]) -> str | None:
+    """The text that the row holds as the completion of its prompt, None where it has none."""
+    messages, completion = _value(source, row, "messages"), _value(source, row, "completion")
+    if isinstance(completion, str):
+        return completion
+    last = completion if isinstance(completion, list) else messages
+    answered = isinstance(last, list) and last and last[-1].get("role") == "assistant"
+    return str(last[-1]["content"]) if answered else None
+
+
+def _without_answer(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    kept = messages[:-1] if messages[-1]["role"] == "assistant" else messages
+    if not kept:
+        raise DataError("messages: holds an answer and no question")
+    return kept
 
 
 def _encode_pair(source: DatasetSource, tokenizer: Any, prompt: Any, completion: Any) -> tuple[Segment, ...]:
@@ -86,7 +119,7 @@ def _messages(value: Any, name: str) -> list[Mapping[str, Any]]:
     return value
 
 
-def _with_system(source: DatasetSource, messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _with_system(source: DataSource, messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     if source.system is None or messages[0]["role"] in ("system", "developer"):
         return messages
     return [{"role": "system", "content": source.system}, *messages]

@@ -29,7 +29,7 @@ class Dense:
         """The rows that predict the tokens at columns `at[1] + 1` of rows `at[0]`."""
         index = at[0] * self.width + at[1]
         if isinstance(self.projection, FullLogits):
-            return FullLogits(self.projection.full[index])
+            return replace(self.projection, full=self.projection.full[index])
         pairs = tuple((hidden[index], weight) for hidden, weight in self.projection.pairs)
         return replace(self.projection, pairs=pairs)
 
@@ -49,7 +49,10 @@ class Whole:
 
 
 class Learner(nn.Module):
-    """`forward(batch, denominators)` gives the micro-batch's share of the step's loss, and per-token monitors."""
+    """`forward(batch, denominators)` gives the micro-batch's share of the step's loss, and per-token monitors.
+
+    Other modes, under no_grad: "stats", "dense" (the model's `Dense`), "reference" (that of the model without its adapter).
+    """
 
     def __init__(self, model: Any, terms: Sequence[Term], *, head_dtype: torch.dtype | None = None):
         super().__init__()
@@ -69,18 +72,18 @@ class Learner(nn.Module):
             else nullcontext()
         )
         with torch.no_grad(), adapter_off:
-            if mode == "reference":
+            if mode in ("reference", "dense"):
                 everywhere = torch.ones_like(batch.action_mask_BT).nonzero(as_tuple=True)
                 return Dense(self._project(batch, everywhere), batch.tokens_BT.shape[1])
             return self._stats(batch, (batch.position_BT > 0) & (batch.sequence_BT >= 0))
 
     def _project(self, batch: Batch, at: tuple[Tensor, ...]) -> Projection | FullLogits:
-        """Projection of the hidden states at `at`; they predict the next column."""
+        """Projection of the hidden states at `at`, at the batch's temperature; they predict the next column."""
         inputs = model_inputs(batch)
         if self.head is None:
-            return FullLogits(self.model(**inputs, use_cache=False).logits[at])
+            return FullLogits(self.model(**inputs, use_cache=False).logits[at], batch.temperature)
         hidden = backbone(self.model)(**inputs, use_cache=False).last_hidden_state
-        return self.head.project(hidden[at])
+        return replace(self.head.project(hidden[at]), temperature=batch.temperature)
 
     def _stats(self, batch: Batch, mask_BT: Tensor, *, entropy: bool = True) -> TokenStats:
         at = mask_BT[:, 1:].nonzero(as_tuple=True)
@@ -109,6 +112,7 @@ class Learner(nn.Module):
             "masks": masks,
             "authors": authors,
             "whole": {} if whole is None else whole.monitors,
+            "log_ratio": _log_ratio(monitors, batch, at),
         }
 
     def _rows(
@@ -155,6 +159,13 @@ class Learner(nn.Module):
         return replace(rows, weights=weights, coefficients=coefficients), Whole(correction, monitors)
 
 
+def _log_ratio(monitors: dict[str, Tensor], batch: Batch, at: tuple[Tensor, ...]) -> Tensor | None:
+    """log pi - behavior_logprobs [N] of the tokens at `at`, where the batch says what the sampler had."""
+    if "logprobs" not in monitors or "behavior_logprobs" not in batch.columns:
+        return None
+    return monitors["logprobs"] - batch.columns["behavior_logprobs"][:, 1:][at]
+
+
 def _grid(values_N: Tensor, at: tuple[Tensor, ...], batch: Batch) -> Tensor:
     """Values of the tokens at `at` (columns counted from 1) as [B, T], 0 elsewhere."""
     grid = torch.zeros(batch.tokens_BT.shape, dtype=values_N.dtype, device=values_N.device)
@@ -164,5 +175,5 @@ def _grid(values_N: Tensor, at: tuple[Tensor, ...], batch: Batch) -> Tensor:
 
 def _detached(projection: Projection | FullLogits) -> Projection | FullLogits:
     if isinstance(projection, FullLogits):
-        return FullLogits(projection.full.detach())
+        return replace(projection, full=projection.full.detach())
     return replace(projection, pairs=tuple((h.detach(), w.detach()) for h, w in projection.pairs))

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from statewise.errors import Interrupted, RunError, StatewiseError
 from statewise.recipe import Recipe
 from statewise.run import RunDir
 from statewise.training.budget import Spent, num_steps, progress
-from statewise.training.distributed import open_accelerator, total
+from statewise.training.distributed import joined, open_accelerator, total
 from statewise.training.optim import build_optimizer, schedule
 from statewise.training.progress import open_progress
 from statewise.training.step import Training, take_step
@@ -151,25 +152,36 @@ def _resumed(recipe: Recipe, path: Path) -> RunDir:
 
 def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, trackers: Any, resume: bool) -> Session:
     from statewise.training import saving
-    from statewise.training.world import LearnerScorer, open_learner, open_policy, open_reference
+    from statewise.training.opened import Models
+    from statewise.training.world import LearnerScorer, open_learner, open_policy, open_reference, open_sampler
 
     display.say(f"loading {recipe.model.path}")
     found = saving.find(run, accelerator, display.say) if resume else None
     policy = open_policy(recipe, found)
     learner = open_learner(recipe, policy)
     wrapped, optimizer = accelerator.prepare(learner, build_optimizer(learner, recipe.optim))
+    state = saving.component_state(found)
     world = World(
         tokenizer=policy.tokenizer,
         seed=recipe.seed,
         policy=policy.model,
-        scorer=LearnerScorer(wrapped, policy.pad_id, recipe.eval.batch_tokens, accelerator.device),
+        sampler=open_sampler(recipe, policy, wrapped),
+        scorer=LearnerScorer(
+            wrapped, policy.pad_id, recipe.eval.batch_tokens, accelerator.device, recipe.source.policy_temperature
+        ),
         reference=open_reference(recipe, policy, learner, wrapped, accelerator.device),
+        open_model=Models(recipe, policy, wrapped, optimizer, accelerator.device, state),
+        reads=recipe.reads(),
+        state=state,
+        gather=partial(joined, accelerator=accelerator),
         rank=accelerator.process_index,
         num_ranks=accelerator.num_processes,
         device=str(accelerator.device),
         base_dir=recipe.base_dir,
         record=run.record if accelerator.is_main_process else _nowhere,
     )
+    for model in recipe.models():
+        world.open_model(model)
     num_examples = recipe.source.num_examples(world)
     multiplier = schedule(recipe.optim, num_steps(recipe.budget, recipe.batch, num_examples))
     training = Training(

@@ -12,6 +12,10 @@ from statewise.objective import Term
 from statewise.training.distributed import gather
 from statewise.types import AUTHORS
 
+# Of the ratio pi / behaviour policy; what they are before the first update shows how well sampler and trainer agree.
+RATIO_QUANTILES = {"ratio_min": 0.0, "ratio_p01": 0.01, "ratio_p99": 0.99, "ratio_max": 1.0}
+BEHAVIOR_METRICS = ("behavior_gap", *RATIO_QUANTILES)
+
 
 class StepMetrics:
     """Collects what the learner returns; means are sums over counts, so a split of the batch can't change them."""
@@ -20,6 +24,8 @@ class StepMetrics:
         self.terms = list(terms)
         self.loss = 0.0
         self.columns: dict[str, list[Tensor]] = {}
+        self.log_ratios: list[Tensor] = []
+        self.whole: dict[str, tuple[int, float]] = {}  # number and sum over sequences or groups
 
     def add(self, output: dict[str, Any]) -> None:
         """One micro-batch's output of the learner."""
@@ -29,6 +35,11 @@ class StepMetrics:
         for name, value in output["masks"].items():
             self.columns.setdefault(f"{name}.mask", []).append(value.cpu())
         self.columns.setdefault("author", []).append(output["authors"].cpu())
+        if output["log_ratio"] is not None:
+            self.log_ratios.append(output["log_ratio"].float().cpu())
+        for name, value in output["whole"].items():
+            count, total = self.whole.get(name, (0, 0.0))
+            self.whole[name] = (count + value.numel(), total + float(value.double().sum()))
 
     def row(self, accelerator: Any) -> dict[str, float]:
         """The step's metrics: loss, and for each term its tokens, value, nll and, where weighted, phi and weights.
@@ -36,12 +47,13 @@ class StepMetrics:
         One collective: sums and phi values of all ranks, since a rank without tokens knows of no monitors.
         """
         local = {name: torch.cat(parts) for name, parts in self.columns.items()}
-        parts = gather((self.loss, [self._sums(i, local) for i in range(len(self.terms))]), accelerator)
-        out = {"loss": sum(loss for loss, _ in parts)}
+        ratios = [v for part in self.log_ratios for v in part.tolist()]
+        parts = gather((self.loss, ratios, [self._sums(i, local) for i in range(len(self.terms))]), accelerator)
+        out = {"loss": sum(loss for loss, *_ in parts)}
         for index, term in enumerate(self.terms):
             prefix = "" if len(self.terms) == 1 else f"{term.name()}/"
-            out |= {prefix + k: v for k, v in _merged([sums[index] for _, sums in parts]).items()}
-        return out
+            out |= {prefix + k: v for k, v in _merged([sums[index] for *_, sums in parts]).items()}
+        return out | _behavior(torch.tensor([v for _, values, _ in parts for v in values]))
 
     def _sums(self, index: int, local: dict[str, Tensor]) -> dict[str, Any]:
         """This rank's sums over the term's tokens, in all and by author, and the values of phi."""
@@ -60,10 +72,21 @@ class StepMetrics:
                 by_author[author] = (int(inside.sum()), float(series["nll"][inside].double().sum()))
         return {
             "tokens": int(mask.sum()),
+            "whole": {n.partition(".")[2]: pair for n, pair in self.whole.items() if n.startswith(f"{index}.")},
             "sums": {name: float(value[mask].double().sum()) for name, value in series.items()},
             "authors": by_author,
             "phi": series["phi"][mask].tolist() if "phi" in series else [],
         }
+
+
+def _behavior(log_ratios: Tensor) -> dict[str, float]:
+    """Mean |log pi - behavior_logprobs| (nats) and quantiles of the ratio, before any clip or weight."""
+    if not log_ratios.numel():
+        return {}
+    ordered = log_ratios.sort().values
+    last = len(ordered) - 1
+    out = {name: float(ordered[round(q * last)].exp()) for name, q in RATIO_QUANTILES.items()}
+    return {"behavior_gap": float(log_ratios.abs().mean()), **out}
 
 
 def _merged(ranks: list[dict[str, Any]]) -> dict[str, float]:
@@ -72,6 +95,9 @@ def _merged(ranks: list[dict[str, Any]]) -> dict[str, float]:
     names = sorted({name for r in ranks for name in r["sums"]})
     out: dict[str, float] = {"tokens": tokens}
     out |= {name: sum(r["sums"].get(name, 0.0) for r in ranks) / max(tokens, 1) for name in names}
+    for name in sorted({name for r in ranks for name in r["whole"]}):
+        pairs = [r["whole"].get(name, (0, 0.0)) for r in ranks]
+        out[name] = sum(v for _, v in pairs) / max(sum(n for n, _ in pairs), 1)
     authors = [a for a in AUTHORS if any(a in r["authors"] for r in ranks)]
     for author in authors if len(authors) > 1 else ():
         pairs = [r["authors"].get(author, (0, 0.0)) for r in ranks]

@@ -16,7 +16,7 @@ from statewise.objective import denominators
 from statewise.recipe import Recipe
 from statewise.training.budget import Spent
 from statewise.training.distributed import gather, total
-from statewise.training.metrics import StepMetrics
+from statewise.training.metrics import BEHAVIOR_METRICS, StepMetrics
 from statewise.training.packing import micro_batches
 from statewise.types import Batch, Rollout, World, derive_seed
 
@@ -39,22 +39,26 @@ class Training:
 def take_step(training: Training) -> dict[str, float]:
     """Run the next step and return its metrics. Raises NonFiniteLoss before the update where the loss is not finite."""
     recipe, spent, started = training.recipe, training.spent, time.perf_counter()
-    world = replace(training.world, progress=_progress(training))
+    reported: dict[str, float] = {}
+    world = replace(training.world, progress=_progress(training), report=reported.update)
     torch.manual_seed(derive_seed(recipe.seed, "step", spent.step, world.rank))
     rollouts = recipe.source.sample(spent.step, recipe.batch.rollouts, world)
     for signal in recipe.signal:
         rollouts = signal.annotate(rollouts, world)
-    if not rollouts:
+    if not rollouts and not recipe.source.needs_policy:
         raise DataError(f"source '{recipe.source.kind}' gave no rollouts at step {spent.step}.")
-    row: dict[str, float] = {}
-    for epoch in range(recipe.batch.epochs):
-        for part in _minibatches(rollouts, recipe, spent.step, epoch):
-            row = _update(training, part, world)
+    rows = [
+        _update(training, part, world)
+        for epoch in range(recipe.batch.epochs)
+        for part in _minibatches(rollouts, recipe, spent.step, epoch)
+    ]
+    # How far the trainer's policy is from the sampler's can be seen before the first update only.
+    fresh = {name: value for name, value in rows[0].items() if name in BEHAVIOR_METRICS}
     spent.step += 1
     spent.rollouts += len(rollouts)
     seconds = time.perf_counter() - started
     spent.seconds += seconds
-    return {"step": spent.step, **row, "total_tokens": spent.tokens, "step_seconds": seconds}
+    return {"step": spent.step, **reported, **rows[-1], **fresh, "total_tokens": spent.tokens, "step_seconds": seconds}
 
 
 def _progress(training: Training) -> float:
@@ -76,14 +80,14 @@ def _minibatches(rollouts: list[Rollout], recipe: Recipe, step: int, epoch: int)
     listed = list(groups.values())
     cuts = [round(i * len(order) / count) for i in range(count + 1)]
     parts = [[r for g in order[a:b] for r in listed[g]] for a, b in pairwise(cuts)]
-    return [part for part in parts if part]
+    return [part for part in parts if part] or [[]]
 
 
 def _update(training: Training, rollouts: list[Rollout], world: World) -> dict[str, float]:
     recipe, accelerator = training.recipe, training.accelerator
     settings = recipe.batch
     batches = [
-        replace(batch, progress=world.progress)
+        replace(batch, progress=world.progress, temperature=recipe.source.policy_temperature)
         for batch in micro_batches(
             rollouts,
             pad_id=training.pad_id,
@@ -92,9 +96,12 @@ def _update(training: Training, rollouts: list[Rollout], world: World) -> dict[s
             pack_length=settings.pack,
             num_ranks=world.num_ranks,
             rank=world.rank,
+            keep_groups=any(term.loss.scope == "group" for term in recipe.objective),
         )
     ]
     shares = total(denominators(recipe.objective, batches), accelerator)
+    if not any(shares) and recipe.source.needs_policy:
+        return {"tokens": 0, "num_empty_updates": 1}  # such as a step in which a verifier rejected everything
     if not any(shares):
         raise DataError(
             f"step {training.spent.step}: no token is selected by any term, so there is nothing to train on "

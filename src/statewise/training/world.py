@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from statewise.errors import RecipeError
+from statewise.models.generate import InProcessSampler
 from statewise.models.load import LoadedPolicy, load_policy
 from statewise.recipe import Recipe
+from statewise.training.distributed import is_sharded
 from statewise.training.learner import Dense, Learner
 from statewise.training.packing import check_packing, micro_batches
 from statewise.types import Batch, derive_seed
@@ -24,6 +27,7 @@ class LearnerScorer:
     pad_id: int
     max_tokens: int
     device: Any
+    temperature: float = 1.0
 
     def score(self, sequences: Sequence[Sequence[int]], needs: Sequence[str] = ("logprobs",)) -> list[dict[str, Any]]:
         """Per sequence {"logprobs", "entropy"}: one float a token, 0 at token 0."""
@@ -34,12 +38,26 @@ class LearnerScorer:
         training = self.learner.training
         self.learner.eval()
         for batch in micro_batches(rollouts, pad_id=self.pad_id, max_tokens=self.max_tokens):
-            stats = self.learner(batch.to(self.device), mode="stats")
+            batch = replace(batch.to(self.device), temperature=self.temperature)
+            stats = self.learner(batch, mode="stats")
             for row, name in enumerate(batch.example_ids):
                 length = len(sequences[int(name)])
                 out[int(name)] = {n: getattr(stats, n)[row, :length].tolist() for n in needs}
         self.learner.train(training)
         return out
+
+
+def open_sampler(recipe: Recipe, policy: LoadedPolicy, learner: Any) -> InProcessSampler | None:
+    """A sampler on the weights that are trained; None where the source samples nothing. `learner`: the wrapped one."""
+    if not recipe.source.needs_policy:
+        return None
+    if is_sharded(learner):
+        raise RecipeError(
+            f"source '{recipe.source.kind}': sampling from the policy is not possible while its parameters are sharded "
+            "(FSDP), since a sampler calls the model outside the wrapped learner. Run data-parallel (DDP) or on one "
+            "process, with model.adapter where memory is short."
+        )
+    return InProcessSampler(policy.model, pad_id=policy.pad_id, batch_tokens=recipe.eval.batch_tokens)
 
 
 @dataclass(frozen=True)
