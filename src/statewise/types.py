@@ -232,6 +232,7 @@ class World:
     num_ranks: int = 1
     device: str = "cpu"
     base_dir: Path = Path(".")
+    step: int = 0
     progress: float = 0.0
     record: Callable[[dict[str, Any]], None] = lambda row: None
     report: Callable[[dict[str, float]], None] = lambda values: None

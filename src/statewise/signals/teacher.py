@@ -27,7 +27,8 @@ class Teacher(Signal, kind="teacher"):
 
     teacher_logits      dense, made a chunk of tokens at a time; the losses that read it name their temperature
     teacher_logprobs    log p_T(y | s) at `temperature`, nats
-    teacher_advantages  teacher_logprobs - behavior_logprobs, detached: minus the sampled reverse KL at the token
+    teacher_advantages  teacher_logprobs - log pi(y | s) of the policy at the start of the step, detached; on the policy's
+                        own states it is minus the sampled reverse KL at the token
 
     by, routes: the teacher of an example is routes[value of its field `by`], and `teacher`, where given, has the rest.
     """
@@ -63,10 +64,13 @@ class Teacher(Signal, kind="teacher"):
         def score(own: list[Rollout], places: list[int]) -> list[list[float]]:
             return self._score(own, [choices[i] for i in places], world)
 
-        return [
-            r.with_columns(**self._columns(r, scores, world))
-            for r, scores in zip(rollouts, divided(rollouts, score, world), strict=True)
-        ]
+        scores = divided(rollouts, score, world)
+        rollouts = [r.with_columns(**{LOGPROBS: s}) for r, s in zip(rollouts, scores, strict=True)]
+        if ADVANTAGES not in world.reads:
+            return rollouts
+        own = policy_logprobs(rollouts, world)
+        gaps = [[t - p for t, p in zip(a, b, strict=True)] for a, b in zip(scores, own, strict=True)]
+        return [r.with_columns(**{ADVANTAGES: gap}) for r, gap in zip(rollouts, gaps, strict=True)]
 
     def attach(self, batch: Batch, world: World) -> Batch:
         if "teacher_logits" not in world.reads:
@@ -100,24 +104,22 @@ class Teacher(Signal, kind="teacher"):
                 out[place] = score["logprobs"]
         return out
 
-    def _columns(self, rollout: Rollout, scores: list[float], world: World) -> dict[str, Sequence[float]]:
-        columns: dict[str, Sequence[float]] = {LOGPROBS: scores}
-        if ADVANTAGES in world.reads:
-            behavior = behavior_logprobs(rollout)
-            columns[ADVANTAGES] = [t - b for t, b in zip(scores, behavior, strict=True)]
-        return columns
+
+def policy_logprobs(rollouts: list[Rollout], world: World) -> list[Sequence[float]]:
+    """log pi(y | s) of the policy at the start of the step, one a token: as sampled, where it sampled them in this step."""
+    fresh = [_is_fresh(r, world.step) for r in rollouts]
+    others = [r.tokens() for r, known in zip(rollouts, fresh, strict=True) if not known]
+    assert world.scorer is not None
+    scored = iter(world.scorer.score(others)) if others else iter(())
+    return [
+        [v for s in r.segments for v in (s.logprobs or [0.0] * len(s.tokens))] if known else next(scored)["logprobs"]
+        for r, known in zip(rollouts, fresh, strict=True)
+    ]
 
 
-def behavior_logprobs(rollout: Rollout) -> Sequence[float]:
-    """Of the policy that wrote the rollout, one a token. Raises DataError where they are not known."""
-    if "behavior_logprobs" in rollout.columns:
-        return rollout.columns["behavior_logprobs"]
-    if any(s.train and s.logprobs is None for s in rollout.segments):
-        raise DataError(
-            f"sample '{rollout.example.id}': the log-probabilities of the policy that wrote it are not known; put the "
-            "signal 'behavior' before this one."
-        )
-    return [v for s in rollout.segments for v in (s.logprobs or [0.0] * len(s.tokens))]
+def _is_fresh(rollout: Rollout, step: int) -> bool:
+    trained = [s for s in rollout.segments if s.train]
+    return all(s.author == "policy" and s.policy_version == step and s.logprobs is not None for s in trained)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pydantic import Field
 from statewise.errors import RecipeError
 from statewise.sources.prompts import Prompt, PromptSource
 from statewise.sources.ranks import divided
-from statewise.types import Completion, Rollout, Sampling, Segment, derive_seed
+from statewise.types import Author, Completion, Rollout, Sampling, Segment, derive_seed
 
 if TYPE_CHECKING:
     from statewise.types import World
@@ -31,6 +31,7 @@ class PolicySource(PromptSource, kind="policy"):
 
     needs_policy: ClassVar[bool] = True
     writes: ClassVar[tuple[str, ...]] = ("behavior_logprobs",)
+    authors: ClassVar[tuple[Author, ...]] = ("policy",)
 
     group_size: int = Field(8, ge=1)
     max_tokens: int = Field(256, ge=1)

@@ -105,12 +105,14 @@ class Learner(nn.Module):
         if whole is not None:
             loss = loss + whole.correction
         masks = {str(i): (f[:, 1:][at] != 0) for i, f in enumerate(factor_BT)}
-        authors = batch.author_BT[:, 1:][at]
+        splits = {"author": batch.author_BT[:, 1:][at]}
+        if "part" in batch.columns:
+            splits["part"] = batch.columns["part"][:, 1:][at]
         return {
             "loss": loss,
             "monitors": monitors,
             "masks": masks,
-            "authors": authors,
+            "splits": splits,
             "whole": {} if whole is None else whole.monitors,
             "log_ratio": _log_ratio(monitors, batch, at),
         }
@@ -163,7 +165,8 @@ def _log_ratio(monitors: dict[str, Tensor], batch: Batch, at: tuple[Tensor, ...]
     """log pi - behavior_logprobs [N] of the tokens at `at`, where the batch says what the sampler had."""
     if "logprobs" not in monitors or "behavior_logprobs" not in batch.columns:
         return None
-    return monitors["logprobs"] - batch.columns["behavior_logprobs"][:, 1:][at]
+    gap = monitors["logprobs"] - batch.columns["behavior_logprobs"][:, 1:][at]
+    return gap[~gap.isnan()]  # tokens of a mixture that no sampler wrote
 
 
 def _grid(values_N: Tensor, at: tuple[Tensor, ...], batch: Batch) -> Tensor:

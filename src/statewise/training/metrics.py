@@ -20,8 +20,9 @@ BEHAVIOR_METRICS = ("behavior_gap", *RATIO_QUANTILES)
 class StepMetrics:
     """Collects what the learner returns; means are sums over counts, so a split of the batch can't change them."""
 
-    def __init__(self, terms: Sequence[Term]):
+    def __init__(self, terms: Sequence[Term], parts: Sequence[str] = ()):
         self.terms = list(terms)
+        self.parts = list(parts)  # names of the sources of a mixture
         self.loss = 0.0
         self.columns: dict[str, list[Tensor]] = {}
         self.log_ratios: list[Tensor] = []
@@ -34,7 +35,8 @@ class StepMetrics:
             self.columns.setdefault(name, []).append(value.detach().float().cpu())
         for name, value in output["masks"].items():
             self.columns.setdefault(f"{name}.mask", []).append(value.cpu())
-        self.columns.setdefault("author", []).append(output["authors"].cpu())
+        for name, value in output["splits"].items():
+            self.columns.setdefault(name, []).append(value.cpu())
         if output["log_ratio"] is not None:
             self.log_ratios.append(output["log_ratio"].float().cpu())
         for name, value in output["whole"].items():
@@ -65,16 +67,16 @@ class StepMetrics:
             head, _, tail = name.partition(".")
             if head == str(index) and tail not in ("mask", ""):
                 series["token_loss" if tail == "value" else tail] = value
-        by_author = {}
-        for code, author in enumerate(AUTHORS):
-            inside = mask & (local["author"] == code) if "author" in local else mask
-            if bool(inside.any()):
-                by_author[author] = (int(inside.sum()), float(series["nll"][inside].double().sum()))
+        splits = {
+            kind: {name: _of(series, mask & (local[kind] == code)) for code, name in enumerate(names)}
+            for kind, names in (("author", AUTHORS), ("part", self.parts))
+            if kind in local
+        }
         return {
             "tokens": int(mask.sum()),
             "whole": {n.partition(".")[2]: pair for n, pair in self.whole.items() if n.startswith(f"{index}.")},
             "sums": {name: float(value[mask].double().sum()) for name, value in series.items()},
-            "authors": by_author,
+            "splits": splits,
             "phi": series["phi"][mask].tolist() if "phi" in series else [],
         }
 
@@ -89,8 +91,28 @@ def _behavior(log_ratios: Tensor) -> dict[str, float]:
     return {"behavior_gap": float(log_ratios.abs().mean()), **out}
 
 
+def _of(series: dict[str, Tensor], inside: Tensor) -> tuple[int, dict[str, float]]:
+    """Number of tokens in the mask, and the sums over them."""
+    count = int(inside.sum())
+    return count, {name: float(value[inside].double().sum()) for name, value in series.items()} if count else {}
+
+
+def _split(ranks: list[dict[str, tuple[int, dict[str, float]]]]) -> dict[str, float]:
+    """ "name/metric" for every name with tokens, where there are several."""
+    names = dict.fromkeys(name for rank in ranks for name in rank)
+    counts = {name: sum(rank[name][0] for rank in ranks) for name in names}
+    present = [name for name in names if counts[name]]
+    out: dict[str, float] = {}
+    for name in present if len(present) > 1 else ():
+        sums = [rank[name][1] for rank in ranks]
+        metrics = sorted({metric for values in sums for metric in values})
+        out[f"{name}/tokens"] = counts[name]
+        out |= {f"{name}/{m}": sum(values.get(m, 0.0) for values in sums) / counts[name] for m in metrics}
+    return out
+
+
 def _merged(ranks: list[dict[str, Any]]) -> dict[str, float]:
-    """Means over the tokens of all ranks; nll by author where more than one is trained; median and minimum of phi."""
+    """Means over the tokens of all ranks; by author and by source where there are several; median and minimum of phi."""
     tokens = sum(r["tokens"] for r in ranks)
     names = sorted({name for r in ranks for name in r["sums"]})
     out: dict[str, float] = {"tokens": tokens}
@@ -98,10 +120,7 @@ def _merged(ranks: list[dict[str, Any]]) -> dict[str, float]:
     for name in sorted({name for r in ranks for name in r["whole"]}):
         pairs = [r["whole"].get(name, (0, 0.0)) for r in ranks]
         out[name] = sum(v for _, v in pairs) / max(sum(n for n, _ in pairs), 1)
-    authors = [a for a in AUTHORS if any(a in r["authors"] for r in ranks)]
-    for author in authors if len(authors) > 1 else ():
-        pairs = [r["authors"].get(author, (0, 0.0)) for r in ranks]
-        count = sum(n for n, _ in pairs)
-        out |= {f"{author}/tokens": count, f"{author}/nll": sum(v for _, v in pairs) / count}
+    for kind in ("author", "part"):
+        out |= _split([r["splits"][kind] for r in ranks if kind in r["splits"]])
     phi = torch.tensor([v for r in ranks for v in r["phi"]])
     return out | ({"phi_median": float(phi.median()), "phi_min": float(phi.min())} if phi.numel() else {})

@@ -40,7 +40,7 @@ def take_step(training: Training) -> dict[str, float]:
     """Run the next step and return its metrics. Raises NonFiniteLoss before the update where the loss is not finite."""
     recipe, spent, started = training.recipe, training.spent, time.perf_counter()
     reported: dict[str, float] = {}
-    world = replace(training.world, progress=_progress(training), report=reported.update)
+    world = replace(training.world, step=spent.step, progress=_progress(training), report=reported.update)
     torch.manual_seed(derive_seed(recipe.seed, "step", spent.step, world.rank))
     rollouts = recipe.source.sample(spent.step, recipe.batch.rollouts, world)
     for signal in recipe.signal:
@@ -107,7 +107,7 @@ def _update(training: Training, rollouts: list[Rollout], world: World) -> dict[s
             f"step {training.spent.step}: no token is selected by any term, so there is nothing to train on "
             f"(samples {[r.example.id for r in rollouts[:4]]} ...)."
         )
-    metrics = StepMetrics(recipe.objective)
+    metrics = StepMetrics(recipe.objective, recipe.source.part_names)
     training.learner.train()
     for index, batch in enumerate(batches):
         _backward(training, batch, shares, metrics, last=index == len(batches) - 1)
