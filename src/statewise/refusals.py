@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from statewise.component import BASE_COLUMNS, kinds
 from statewise.errors import RecipeError
@@ -14,16 +15,20 @@ if TYPE_CHECKING:
 def refuse(recipe: Recipe) -> None:
     """Raise RecipeError where the recipe is void; the generic rule first, then the hand-written ones."""
     _unwritten(recipe)
-    for rule in (_keep_best, _no_updates, _stale_behavior):
+    for rule in RULES:
         rule(recipe)
 
 
 def _unwritten(recipe: Recipe) -> None:
     """Something reads a column that no source or signal writes."""
-    provided = recipe.provided()
-    readers = [("source", recipe.source), *((f"signal[{i}]", s) for i, s in enumerate(recipe.signal))]
-    readers += [(f"objective[{i}]", part) for i, term in enumerate(recipe.objective) for part in term.parts]
-    for where, reader in readers:
+    everywhere = recipe.provided()
+    readers = [(n, part, everywhere) for n, part in [("source", recipe.source), *_named("signal", recipe.signal)]]
+    readers += [
+        (where, part, recipe.provided(getattr(term.on, "author", None)))
+        for where, term in _named("objective", recipe.objective)
+        for part in term.parts
+    ]
+    for where, reader, provided in readers:
         missing = sorted(reader.columns_read() - provided - BASE_COLUMNS)
         if missing:
             raise RecipeError(
@@ -31,6 +36,10 @@ def _unwritten(recipe: Recipe) -> None:
                 f"'{recipe.source.kind}' and signals {[s.kind for s in recipe.signal]} write "
                 f"{sorted(provided - BASE_COLUMNS)}). {_writer(missing[0])}"
             )
+
+
+def _named(name: str, items: Sequence[Any]) -> list[tuple[str, Any]]:
+    return [(f"{name}[{index}]", item) for index, item in enumerate(items)]
 
 
 def _writer(column: str) -> str:
@@ -65,3 +74,105 @@ def _stale_behavior(recipe: Recipe) -> None:
             "objective: PSFT's 'clip' compares the policy with that of the start of the step, and with one update a step "
             "they are the same, so it is plain NLL; set batch.minibatches or batch.epochs above 1."
         )
+
+
+def _absent_author(recipe: Recipe) -> None:
+    """A term about tokens of an author whose tokens no source trains."""
+    authors = {author for leaf in recipe.source.leaves for author in leaf.authors}
+    for where, term in _named("objective", recipe.objective):
+        wanted = getattr(term.on, "author", None)
+        if wanted is not None and wanted not in authors:
+            raise RecipeError(
+                f"{where}.on: received author = '{wanted}', and the source '{recipe.source.kind}' trains tokens of "
+                f"{sorted(authors)} only, so the term would have no token."
+            )
+
+
+def _own_teacher(recipe: Recipe) -> None:
+    """The teacher is the model that is trained."""
+    own = recipe.model
+    for model in recipe.models():
+        if (model.path, model.revision) == (own.path, own.revision):
+            raise RecipeError(
+                f"teacher = '{model.path}': is the model that is trained, so it has nothing to teach: its distributions are "
+                "the policy's own and the first gradient is 0. Name another model; where the policy's own start is meant, "
+                "beside a term that moves it away from there, say teacher = 'step0'."
+            )
+
+
+def _past_teacher(recipe: Recipe) -> None:
+    """Nothing but the policy's own past to learn from: at the first step the policy is at the minimum of every term."""
+    teachers = [s for s in recipe.signal if s.kind == "teacher"]
+    past = teachers and all(model.is_past_policy for s in teachers for model in s.models())
+    columns = {"teacher_logits", "teacher_logprobs", "teacher_advantages"}
+    terms = [t for t in recipe.objective if t.coef != 0]
+    still = all(columns & t.loss.columns_read() for t in terms)
+    if past and still and all(getattr(s, "temperature", 1.0) == 1.0 for s in teachers):
+        names = sorted({model.path for s in teachers for model in s.models()})
+        raise RecipeError(
+            f"teacher = {names}: every term compares the policy with its own past, and at the first step they are equal, so "
+            "every loss and every gradient is 0 and stays 0. Add a term that learns something else, such as nll on gold "
+            "tokens or a reward, or name another teacher."
+        )
+
+
+def _lone_rollouts(recipe: Recipe) -> None:
+    """A baseline from a group of one."""
+    for where, part in _named("signal", recipe.signal):
+        baseline = getattr(part, "advantage", "none") if part.kind == "reward" else "none"
+        lone = next((leaf for leaf in recipe.source.leaves if getattr(leaf, "group_size", 1) < 2), None)
+        if baseline == "none" or lone is None or len(recipe.source.leaves) > 1:
+            continue
+        raise RecipeError(
+            f"{where}: advantage = '{baseline}' compares a rollout with the others of its group, and the source "
+            f"'{lone.kind}' gives groups of one, so every advantage would be 0. "
+            + ("Set source.group_size above 1." if hasattr(lone, "group_size") else "Take source = 'policy'.")
+        )
+
+
+def _split_groups(recipe: Recipe) -> None:
+    """Rollouts that are no whole groups. Mixtures look for themselves."""
+    size = getattr(recipe.source, "group_size", 1)
+    if recipe.batch.rollouts % size:
+        raise RecipeError(
+            f"batch.rollouts = {recipe.batch.rollouts}: expected a multiple of source.group_size = {size}, since a step "
+            "holds whole groups."
+        )
+
+
+def _cut_support(recipe: Recipe) -> None:
+    """Policy gradients on samples of another law than the policy's."""
+    for leaf in recipe.source.leaves:
+        cut = leaf.needs_policy and (getattr(leaf, "top_p", 1.0) < 1 or getattr(leaf, "top_k", 0) > 0)
+        for where, term in _named("objective", recipe.objective) if cut else ():
+            driven = sorted(c for c in term.loss.columns_read() if c == "behavior_logprobs" or "advantages" in c)
+            if driven:
+                raise RecipeError(
+                    f"{where}: '{term.loss.kind}' reads '{driven[0]}', and the source '{leaf.kind}' samples with top_p or "
+                    "top_k, from another law than the policy that the gradient and the ratio are about (the ratio of a "
+                    "fresh policy would be the mass that was kept, not 1). Leave top_p = 1 and top_k = 0; a lower "
+                    "temperature is allowed."
+                )
+
+
+def _two_rewards(recipe: Recipe) -> None:
+    """The second would overwrite the first one's advantages."""
+    places = [where for where, part in _named("signal", recipe.signal) if part.kind == "reward"]
+    if len(places) > 1:
+        raise RecipeError(
+            f"{places[1]}: is a second 'reward'; expected one. To add rewards, let one verifier 'function' add them."
+        )
+
+
+RULES = (
+    _keep_best,
+    _no_updates,
+    _stale_behavior,
+    _absent_author,
+    _own_teacher,
+    _past_teacher,
+    _lone_rollouts,
+    _split_groups,
+    _cut_support,
+    _two_rewards,
+)
