@@ -14,9 +14,7 @@ and naming the file in the recipe (`plugins = ["focal.py"]`). User code runs onl
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,30 +24,18 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from statewise.errors import RecipeError, nearest
 from statewise.plugins import load_file, load_module
+from statewise.registry import REGISTRY, kinds, register
 
 if TYPE_CHECKING:
     import torch
 
-    from statewise.types import Batch, EvalContext, Example, Rollout, TokenStats, World
+    from statewise.types import Author, Batch, EvalContext, Example, Rollout, TokenStats, World
 
 # What is always in a batch; a component that reads these needs nobody to write them.
 BASE_COLUMNS = frozenset({"tokens", "action_mask", "author", "position", "sequence", "group"})
 # Names in `reads`/`writes` that say what a state carries; they are not columns.
 CAPABILITIES = frozenset({"gold"})
 STATS = frozenset({"logprobs", "entropy", "logits"})
-
-_REGISTRY: dict[str, dict[str, type[Component]]] = {}
-# Where the built-in kinds of a role live: imported when a kind of the role is first looked up.
-_BUILTIN = {
-    "source": "statewise.sources",
-    "signal": "statewise.signals",
-    "loss": "statewise.losses",
-    "weight": "statewise.weights",
-    "selector": "statewise.selectors",
-    "verifier": "statewise.signals.verifiers",
-    "task": "statewise.evals.tasks",
-    "diagnostic": "statewise.diagnostics",
-}
 
 
 class Component(BaseModel):
@@ -67,10 +53,10 @@ class Component(BaseModel):
         super().__init_subclass__(**kwargs)
         if role is not None:
             cls.role = role
-            _REGISTRY.setdefault(role, {})
+            REGISTRY.setdefault(role, {})
         if kind is not None:
             cls.kind = kind
-            _register(cls)
+            register(cls)
 
     def columns_read(self) -> frozenset[str]:
         """Columns and capabilities that this object uses; override where they depend on the settings."""
@@ -83,6 +69,13 @@ class Component(BaseModel):
     def models(self) -> tuple[Any, ...]:
         """`TeacherModel` settings of the models other than the policy that this object uses."""
         return ()
+
+    def files(self) -> tuple[str, ...]:
+        """Files beside the recipe whose text decides what this object does; it goes into the recipe's hash."""
+        return ()
+
+    def before_training(self, source: Source, world: World) -> None:
+        """Once, before the first step of a recipe with this source: checks that need the opened resources."""
 
     def describe(self) -> str:
         """The object in words, for `recipe show` and run cards."""
@@ -98,14 +91,21 @@ class Source(Component, role="source"):
     """Whose states are visited. `sample` depends on (seed, step, current weights) and on nothing else.
 
     `needs_policy`: it samples from the current weights, so that nothing can be drawn before the model is loaded.
+    `authors`: of the tokens that it trains.
     """
 
     needs_policy: ClassVar[bool] = False
+    authors: ClassVar[tuple[Author, ...]] = ("dataset",)
 
     @property
     def leaves(self) -> tuple[Source, ...]:
         """The sources that this one is made of; itself, where it is not a combination."""
         return (self,)
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Of a mixture: names of its sources, by which metrics are split; the column `part` holds a rollout's index."""
+        return ()
 
     @property
     def policy_temperature(self) -> float:
@@ -127,9 +127,6 @@ class Source(Component, role="source"):
 
 class Signal(Component, role="signal"):
     """What information arrives at a state."""
-
-    def prepare(self, source: Source, world: World) -> None:
-        """Once, before the first step: checks that need the opened resources."""
 
     def annotate(self, rollouts: list[Rollout], world: World) -> list[Rollout]:
         """Once a step, whole groups: returns rollouts with columns, rewards or masks added."""
@@ -204,34 +201,6 @@ class Diagnostic(Component, role="diagnostic"):
         return []
 
 
-def _register(cls: type[Component]) -> None:
-    if not cls.role:
-        raise TypeError(f"{cls.__name__} has kind={cls.kind!r} but no role: subclass Loss, Weight, Source, ...")
-    kinds = _REGISTRY.setdefault(cls.role, {})
-    known = kinds.get(cls.kind)
-    same = known is not None and (known.__qualname__, _file_of(known)) == (cls.__qualname__, _file_of(cls))
-    if known is not None and not same:
-        raise RecipeError(
-            f"{cls.role} kind '{cls.kind}' is registered twice: by {known.__module__}.{known.__qualname__} and by "
-            f"{cls.__module__}.{cls.__qualname__}; choose another kind for the second."
-        )
-    kinds[cls.kind] = cls
-
-
-def _file_of(cls: type) -> str:
-    module = sys.modules.get(cls.__module__)
-    return getattr(module, "__file__", None) or cls.__module__
-
-
-def kinds(role: str) -> dict[str, type[Component]]:
-    """All registered kinds of a role, built-in ones included."""
-    if role not in _REGISTRY:
-        raise RecipeError(f"unknown component role '{role}'{nearest(role, _REGISTRY)}")
-    if role in _BUILTIN:
-        importlib.import_module(_BUILTIN[role])
-    return _REGISTRY[role]
-
-
 def parse(role: str, value: Any, where: str) -> Component:
     """A component from `"kind"`, `{"kind": ..., settings}` or a component; `where` names the field in messages."""
     if isinstance(value, Component):
@@ -287,9 +256,9 @@ def _fields_at(cls: type[BaseModel], loc: Sequence[Any]) -> list[str]:
 
 def load_plugin(name: str, base: Path | None = None) -> list[type[Component]]:
     """Import a plug-in by file path (`my_loss.py`), module (`package.module`) or entry point, and return its components."""
-    before = {cls for by_kind in _REGISTRY.values() for cls in by_kind.values()}
+    before = {cls for by_kind in REGISTRY.values() for cls in by_kind.values()}
     module = load_file(name, base) if name.endswith(".py") else load_module(name)
-    new = [c for by_kind in _REGISTRY.values() for c in by_kind.values() if c not in before]
+    new = [c for by_kind in REGISTRY.values() for c in by_kind.values() if c not in before]
     return new or [c for _, c in inspect.getmembers(module, _is_component) if c.__module__ == module.__name__]
 
 

@@ -120,18 +120,20 @@ class Recipe(BaseModel):
 
     @property
     def hash(self) -> str:
-        """Content hash, 12 hexadecimal digits: of every setting (defaults included) and of the plug-ins' text."""
+        """Content hash, 12 hexadecimal digits: of every setting (defaults included) and of the text of plug-ins."""
         digest = hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode())
-        for plugin in self.plugins:
-            file = self._base_dir / plugin
-            if plugin.endswith(".py") and file.is_file():
+        own = [name for part in (self.source, *self.signal) for name in part.files()]
+        for name in [*(plugin for plugin in self.plugins if plugin.endswith(".py")), *own]:
+            file = self._base_dir / name
+            if file.is_file():
                 digest.update(file.read_bytes())
         return digest.hexdigest()[:12]
 
-    def provided(self) -> frozenset[str]:
-        """Columns and capabilities that source and signals write."""
-        written = [self.source.columns_written(), *(s.columns_written() for s in self.signal)]
-        return frozenset().union(BASE_COLUMNS, *written)
+    def provided(self, author: str | None = None) -> frozenset[str]:
+        """Columns and capabilities that source and signals write; on tokens of `author` alone, where it is given."""
+        leaves = [leaf for leaf in self.source.leaves if author in leaf.authors]
+        by_source = frozenset.intersection(*(s.columns_written() for s in leaves or [self.source]))
+        return by_source.union(BASE_COLUMNS, *(s.columns_written() for s in self.signal))
 
     def reads(self) -> frozenset[str]:
         """Columns and capabilities that anything in the recipe uses."""

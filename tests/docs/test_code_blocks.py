@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from statewise import component
+from statewise import registry
 from statewise.cli import main
 from statewise.cli.words import read_tasks
 from statewise.errors import RecipeError
@@ -77,12 +77,12 @@ def names(pages: list[Path]) -> list[str]:
 @pytest.fixture
 def page_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working directory; what plug-ins register is forgotten afterwards."""
-    for role in list(component._REGISTRY):
-        component.kinds(role)
-    before = {role: dict(kinds) for role, kinds in component._REGISTRY.items()}
+    for role in list(registry.REGISTRY):
+        registry.kinds(role)
+    before = {role: dict(kinds) for role, kinds in registry.REGISTRY.items()}
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    for role, kinds in component._REGISTRY.items():
+    for role, kinds in registry.REGISTRY.items():
         kinds.clear()
         kinds.update(before.get(role, {}))
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from statewise import component, settings
+from statewise import registry, settings
 from statewise.component import Component, kinds
 from statewise.objective import Term
 from statewise.overrides import to_toml
@@ -107,7 +107,7 @@ def test_tasks() -> None:
 
 
 def test_every_role_has_a_heading() -> None:
-    assert set(component._BUILTIN) - set(ROLES.values()) == {"task", "diagnostic"}
+    assert set(registry.BUILTIN) - set(ROLES.values()) == {"task", "diagnostic"}
     assert built_in("diagnostic") == {}, "describe the new diagnostics in docs/recipe.md"
 
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
+from statewise.answers import extract_answer, same_answer
 from statewise.errors import RecipeError
-from statewise.evals.extract import extract_answer, same_answer
 from statewise.evals.prompts import PromptedTask, encode, shown
 from statewise.evals.rows import FileTask, Row, TinyTask
 from statewise.types import Completion, EvalContext, Sampling, derive_seed

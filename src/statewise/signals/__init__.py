@@ -4,6 +4,7 @@ from statewise.signals.behavior import Behavior
 from statewise.signals.gold import Gold
 from statewise.signals.preference import Preference
 from statewise.signals.reference import Reference
+from statewise.signals.reward import Reward
 from statewise.signals.teacher import Teacher
 
-__all__ = ["Behavior", "Gold", "Preference", "Reference", "Teacher"]
+__all__ = ["Behavior", "Gold", "Preference", "Reference", "Reward", "Teacher"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, model_validator
@@ -66,11 +67,14 @@ class Teacher(Signal, kind="teacher"):
 
         scores = divided(rollouts, score, world)
         rollouts = [r.with_columns(**{LOGPROBS: s}) for r, s in zip(rollouts, scores, strict=True)]
+        world.report({"teacher_nll": -_trained_mean(rollouts, LOGPROBS)})
         if ADVANTAGES not in world.reads:
             return rollouts
         own = policy_logprobs(rollouts, world)
         gaps = [[t - p for t, p in zip(a, b, strict=True)] for a, b in zip(scores, own, strict=True)]
-        return [r.with_columns(**{ADVANTAGES: gap}) for r, gap in zip(rollouts, gaps, strict=True)]
+        rollouts = [r.with_columns(**{ADVANTAGES: gap}) for r, gap in zip(rollouts, gaps, strict=True)]
+        world.report({"sampled_reverse_kl": -_trained_mean(rollouts, ADVANTAGES)})
+        return rollouts
 
     def attach(self, batch: Batch, world: World) -> Batch:
         if "teacher_logits" not in world.reads:
@@ -103,6 +107,15 @@ class Teacher(Signal, kind="teacher"):
             for place, score in zip(places, scores, strict=True):
                 out[place] = score["logprobs"]
         return out
+
+
+def _trained_mean(rollouts: list[Rollout], name: str) -> float:
+    """Mean of a column over the tokens that may be trained."""
+    trained = [[s.train for s in r.segments for _ in s.tokens] for r in rollouts]
+    values = [
+        v for r, row in zip(rollouts, trained, strict=True) for v, t in zip(r.columns[name], row, strict=True) if t
+    ]
+    return fmean(values) if values else 0.0
 
 
 def policy_logprobs(rollouts: list[Rollout], world: World) -> list[Sequence[float]]:

@@ -1,6 +1,11 @@
 """Sources: whose states are visited. Importing registers the built-in kinds."""
 
+from statewise.sources.continuation import ContinuationSource
 from statewise.sources.dataset import DatasetSource
+from statewise.sources.mixture import Mixture
+from statewise.sources.pairs import PairsSource
 from statewise.sources.policy import PolicySource
+from statewise.sources.replay import Replay
+from statewise.sources.teacher import TeacherSource
 
-__all__ = ["DatasetSource", "PolicySource"]
+__all__ = ["ContinuationSource", "DatasetSource", "Mixture", "PairsSource", "PolicySource", "Replay", "TeacherSource"]

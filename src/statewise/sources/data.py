@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,7 +18,6 @@ from statewise.types import derive_seed
 if TYPE_CHECKING:
     from statewise.types import World
 
-FIELDS = ("prompt", "completion", "messages", "text", "answer", "id", "system")
 KEPT = 4  # prepared data sets, and orders of one, held at a time, such as those of a mixture
 
 Made = TypeVar("Made")
@@ -31,6 +30,8 @@ class DataSource(Source):
     columns: {our name: theirs}, such as { prompt = "question", completion = "answer" }.
     chat: "auto" uses the chat template for messages and not for text; true also for text.
     """
+
+    fields: ClassVar[tuple[str, ...]] = ("prompt", "completion", "messages", "text", "answer", "id", "system")
 
     data: str
     split: str = "train"
@@ -50,8 +51,8 @@ class DataSource(Source):
     @classmethod
     def _known(cls, value: dict[str, str]) -> dict[str, str]:
         for name in value:
-            if name not in FIELDS:
-                raise RecipeError(f"source.columns: unknown name '{name}'{nearest(name, FIELDS)}")
+            if name not in cls.fields:
+                raise RecipeError(f"source.columns: unknown name '{name}'{nearest(name, cls.fields)}")
         return value
 
     @model_validator(mode="after")

@@ -86,9 +86,10 @@ def _read_tiny(name: str, split: str, settings: dict[str, Any], rows: Rows) -> R
 
     settings = {k: v for k, v in settings.items() if v is not None}
     count = settings.pop("count", 1000)
+    arithmetic = {"tiny:math": tasks.math_problems, "tiny:math_pairs": tasks.math_pairs}
     made = (
-        tasks.math_problems(split, count, **settings)
-        if name == "tiny:math"
+        arithmetic[name](split, count, **settings)
+        if name in arithmetic
         else tasks.rows(name, split, count, settings.get("seed", 0))
     )
     for row in made:

@@ -14,7 +14,7 @@ from statewise.types import Example, Segment
 
 if TYPE_CHECKING:
     from statewise.sources.data import DataSource
-    from statewise.sources.dataset import DatasetSource
+    from statewise.sources.dataset import WrittenSource
 
 
 def _value(source: DataSource, row: Mapping[str, Any], name: str) -> Any:
@@ -35,13 +35,13 @@ def example_of(source: DataSource, row: Mapping[str, Any], place: str) -> Exampl
     return Example(name, tuple(shown), plain, answer, dict(row))
 
 
-def encode_row(source: DatasetSource, tokenizer: Any, row: Mapping[str, Any]) -> tuple[Segment, ...]:
+def encode_row(source: WrittenSource, tokenizer: Any, row: Mapping[str, Any]) -> tuple[Segment, ...]:
     """The segments of a row, whichever of the formats it has."""
     messages, prompt, completion, text = (_value(source, row, n) for n in ("messages", "prompt", "completion", "text"))
     if messages is not None:
         return encode_conversation(tokenizer, _with_system(source, _messages(messages, "messages")))
     if prompt is not None or completion is not None:
-        return _encode_pair(source, tokenizer, prompt, completion)
+        return _encode_answer(source, tokenizer, prompt, completion)
     if isinstance(text, str) and text.strip():
         return encode_text(tokenizer, text)
     if text is not None:
@@ -50,6 +50,39 @@ def encode_row(source: DatasetSource, tokenizer: Any, row: Mapping[str, Any]) ->
         f"has none of the fields messages, prompt + completion, text (it has: {', '.join(map(str, row))}); name them in "
         'source.columns, such as { prompt = "question", completion = "answer" }'
     )
+
+
+def encode_preference(source: WrittenSource, tokenizer: Any, row: Mapping[str, Any]) -> tuple[tuple[Segment, ...], ...]:
+    """The segments of the chosen and of the rejected completion, each behind the prompt.
+
+    Conversations that begin with another turn than an assistant's hold the prompt themselves: it is what they share.
+    """
+    prompt, chosen, rejected = (_value(source, row, n) for n in ("prompt", "chosen", "rejected"))
+    if chosen is None or rejected is None:
+        raise DataError(
+            f"has not both chosen and rejected (it has: {', '.join(map(str, row))}); name them in source.columns, such as "
+            '{ chosen = "better", rejected = "worse" }'
+        )
+    chosen, rejected = _part(chosen, "chosen"), _part(rejected, "rejected")
+    if not isinstance(chosen, str) and chosen[0]["role"] != "assistant" and not isinstance(prompt, list):
+        prompt, chosen, rejected = _shared_prompt(chosen, rejected)
+    both = tuple(_encode_answer(source, tokenizer, prompt, answer) for answer in (chosen, rejected))
+    if both[0] == both[1]:
+        raise DataError("chosen, rejected: are the same tokens, so nothing is preferred")
+    return both
+
+
+def _shared_prompt(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
+    """The messages that both conversations begin with, and the rest of each."""
+    size = min(len(chosen), len(rejected))
+    shared = next((i for i in range(size) if chosen[i] != rejected[i]), size)
+    rests = chosen[shared:], rejected[shared:]
+    if not shared or not all(rest and rest[0]["role"] == "assistant" for rest in rests):
+        raise DataError(
+            "chosen, rejected: expected conversations with the same beginning, after which the assistant's turns differ; "
+            "or give the prompt in a field of its own"
+        )
+    return chosen[:shared], *rests
 
 
 def prompt_of(source: DataSource, row: Mapping[str, Any]) -> tuple[str | list[Mapping[str, Any]], bool]:
@@ -84,7 +117,7 @@ def _without_answer(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]
     return kept
 
 
-def _encode_pair(source: DatasetSource, tokenizer: Any, prompt: Any, completion: Any) -> tuple[Segment, ...]:
+def _encode_answer(source: WrittenSource, tokenizer: Any, prompt: Any, completion: Any) -> tuple[Segment, ...]:
     before, after = _part(prompt, "prompt"), _part(completion, "completion")
     for pattern in source.remove:
         if isinstance(after, str):

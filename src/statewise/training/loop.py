@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from statewise.errors import Interrupted, RunError, StatewiseError
 from statewise.recipe import Recipe
 from statewise.run import RunDir
+from statewise.training.alarms import Alarms
 from statewise.training.budget import Spent, num_steps, progress
 from statewise.training.distributed import joined, open_accelerator, total
 from statewise.training.optim import build_optimizer, schedule
@@ -35,6 +36,7 @@ class Session:
     training: Training
     display: Any
     trackers: Any
+    alarms: Alarms = field(default_factory=Alarms)
 
     @property
     def is_main(self) -> bool:
@@ -44,6 +46,9 @@ class Session:
         if self.is_main:
             self.run.log(row)
             self.trackers.log(row, row["step"])
+            for warning in self.alarms.see(row):
+                self.display.say(f"warning: {warning}")
+                self.run.update(warnings=[*self.run.info.get("warnings", []), warning])
 
     def progress(self) -> float:
         training = self.training
@@ -182,6 +187,8 @@ def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, t
     )
     for model in recipe.models():
         world.open_model(model)
+    for part in (recipe.source, *recipe.signal):
+        part.before_training(recipe.source, world)
     num_examples = recipe.source.num_examples(world)
     multiplier = schedule(recipe.optim, num_steps(recipe.budget, recipe.batch, num_examples))
     training = Training(

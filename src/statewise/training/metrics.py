@@ -38,7 +38,8 @@ class StepMetrics:
         for name, value in output["splits"].items():
             self.columns.setdefault(name, []).append(value.cpu())
         if output["log_ratio"] is not None:
-            self.log_ratios.append(output["log_ratio"].float().cpu())
+            known = output["log_ratio"][~output["log_ratio"].isnan()]  # of a mixture, what its sampled parts have
+            self.log_ratios.append(known.float().cpu())
         for name, value in output["whole"].items():
             count, total = self.whole.get(name, (0, 0.0))
             self.whole[name] = (count + value.numel(), total + float(value.double().sum()))

@@ -41,7 +41,7 @@ def extract_answer(text: str) -> str | None:
     _, mark, tail = text.rpartition("####")
     if mark and (found := _answer_in(tail.lstrip().split("\n", 1)[0])):
         return found
-    boxed = _last_boxed(text)
+    boxed = last_boxed(text)
     if boxed is not None and (found := _content(boxed)):
         return found
     marks = list(ANSWER_IS.finditer(text))
@@ -63,13 +63,13 @@ def same_answer(predicted: object, reference: object) -> bool:
     ours, theirs = _quantity(str(predicted)), _quantity(str(reference))
     if ours is not None and theirs is not None:
         return ours[0] == theirs[0] and (ours[1] == theirs[1] or not ours[1] or not theirs[1])
-    return _normalised(str(predicted)) == _normalised(str(reference)) != ""
+    return normalised(str(predicted)) == normalised(str(reference)) != ""
 
 
 def _answer_in(line: str) -> str | None:
     """The first number of a line, or the result of a calculation that it begins with, or the line itself."""
     line = _without_latex(line)
-    boxed = _last_boxed(line)
+    boxed = last_boxed(line)
     if boxed is not None:
         return _content(boxed)
     calculation = CALCULATION.match(line)
@@ -86,7 +86,7 @@ def _content(boxed: str) -> str | None:
     return plain or None
 
 
-def _last_boxed(text: str) -> str | None:
+def last_boxed(text: str) -> str | None:
     """Content of the last boxed expression whose braces close."""
     opened: list[int | None] = []
     found: tuple[int, int] | None = None
@@ -124,7 +124,7 @@ def _quantity(text: str) -> tuple[Fraction, str] | None:
     number = NUMBER.match(text)
     if number is None or len(number[0]) > MAX_DIGITS:
         return None
-    unit = _normalised(text[number.end() :])
+    unit = normalised(text[number.end() :])
     if any(c.isdigit() for c in unit) or any(c in unit for c in "+*/=^\\"):
         return None
     top, _, bottom = _canonical(number).partition("/")
@@ -133,6 +133,7 @@ def _quantity(text: str) -> tuple[Fraction, str] | None:
     return Fraction(top) / Fraction(bottom or 1), unit
 
 
-def _normalised(text: str) -> str:
+def normalised(text: str) -> str:
+    """Without case, repeated spacing, LaTeX dress and punctuation around it."""
     folded = unicodedata.normalize("NFKC", _without_latex(text)).casefold()
     return " ".join(folded.split()).strip(DECORATION + "%°")

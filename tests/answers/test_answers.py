@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statewise.evals.extract import extract_answer, same_answer
+from statewise.answers import extract_answer, same_answer
 
 CASES = {
     # the #### convention

@@ -1,0 +1,39 @@
+"""Runs that look healthy and learn nothing: named once, while they run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+PATIENCE = 10  # steps in a row; a healthy run has a few such steps at its start
+
+ALARMS: dict[str, tuple[float, str]] = {
+    "reward_std": (
+        0.0,
+        "all rewards of a step were equal, {patience} steps in a row, so nothing is learnt from them: the task is too hard "
+        "or too easy for this policy, or the verifier does not understand how it answers.",
+    ),
+    "truncated_share": (
+        1.0,
+        "every completion was cut at source.max_tokens, {patience} steps in a row: the policy writes no end token. Raise "
+        "max_tokens, or look whether prompts go through the chat template that the model knows (source.chat).",
+    ),
+}
+
+
+class Alarms:
+    """Counts how long a metric has stood at a value that says that something is wrong."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def see(self, row: dict[str, Any]) -> list[str]:
+        """The warnings that a row of metrics gives rise to: each when its count is full, and again when it was broken."""
+        found = []
+        for name, (value, text) in ALARMS.items():
+            if name not in row:
+                continue
+            self.counts[name] = self.counts[name] + 1 if row[name] == value else 0
+            if self.counts[name] == PATIENCE:
+                found.append(f"step {row['step']}: {text.format(patience=PATIENCE)}")
+        return found

@@ -1,0 +1,49 @@
+"""Verifiers: how well a completion answers its example, as a number."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from statewise.component import Component, parse
+
+if TYPE_CHECKING:
+    from statewise.types import Example
+
+Judge = Callable[[str, "Example"], float]
+DECOYS = ("987654321", "123456789")  # of lists of all answers: right for no example
+
+
+class Verifier(Component, role="verifier"):
+    """Scores texts. `time_limit`: seconds a completion may take; one that takes longer scores 0 and is counted.
+
+    Before training a verifier has to accept what `gold` gives and to score it above every one of `cheats`.
+    """
+
+    time_limit: float = Field(5.0, gt=0)
+
+    @abstractmethod
+    def score(self, text: str, example: Example) -> float:
+        """The reward of a completion, without special tokens: 1 is right and 0 wrong; other finite values are allowed."""
+
+    def opened(self, base_dir: Path) -> Judge:
+        """`score`, with what it needs from files relative to `base_dir` read."""
+        return self.score
+
+    def gold(self, example: Example) -> str | None:
+        """A text that has to be accepted; None where none can be known."""
+        return None if example.answer is None else str(example.answer)
+
+    def cheats(self, example: Example, golds: Sequence[str]) -> list[str]:
+        """Texts that must not be accepted: nothing, and all answers at once. `golds`: of many examples."""
+        listed = [DECOYS[0], *dict.fromkeys(golds), DECOYS[1]]
+        return ["", ", ".join(listed), "\n".join(listed)]
+
+
+def parse_verifier(value: Any, where: str) -> Any:
+    """A verifier from `"kind"`, `{"kind": ..., settings}` or a verifier. Raises RecipeError."""
+    return parse("verifier", value, where)
