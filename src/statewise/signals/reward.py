@@ -51,6 +51,10 @@ class Reward(Signal, kind="reward"):
             )
         return self
 
+    def describe(self) -> str:
+        flat = "groups of equal rewards kept" if self.zero_variance == "keep" else "groups of equal rewards dropped"
+        return f"reward by {self.verifier.describe()}, advantage {self.advantage} in groups, {flat}"
+
     def files(self) -> tuple[str, ...]:
         return self.verifier.files()
 

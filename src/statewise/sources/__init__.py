@@ -5,7 +5,17 @@ from statewise.sources.dataset import DatasetSource
 from statewise.sources.mixture import Mixture
 from statewise.sources.pairs import PairsSource
 from statewise.sources.policy import PolicySource
+from statewise.sources.rejection import RejectionSource
 from statewise.sources.replay import Replay
 from statewise.sources.teacher import TeacherSource
 
-__all__ = ["ContinuationSource", "DatasetSource", "Mixture", "PairsSource", "PolicySource", "Replay", "TeacherSource"]
+__all__ = [
+    "ContinuationSource",
+    "DatasetSource",
+    "Mixture",
+    "PairsSource",
+    "PolicySource",
+    "RejectionSource",
+    "Replay",
+    "TeacherSource",
+]

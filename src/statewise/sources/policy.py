@@ -45,6 +45,11 @@ class PolicySource(PromptSource, kind="policy"):
     def policy_temperature(self) -> float:
         return self.temperature
 
+    def describe(self) -> str:
+        always = {"group_size", "max_tokens", "temperature"}
+        shown = self.model_dump(mode="json", include=self.model_fields_set | always)
+        return f"{self.kind}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
     def num_examples(self, world: World) -> int:
         """Completions in a pass through the prompts."""
         return super().num_examples(world) * self.group_size

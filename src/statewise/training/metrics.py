@@ -53,8 +53,10 @@ class StepMetrics:
         ratios = [v for part in self.log_ratios for v in part.tolist()]
         parts = gather((self.loss, ratios, [self._sums(i, local) for i in range(len(self.terms))]), accelerator)
         out = {"loss": sum(loss for loss, *_ in parts)}
-        for index, term in enumerate(self.terms):
-            prefix = "" if len(self.terms) == 1 else f"{term.name()}/"
+        names = [term.name() for term in self.terms]
+        for index, name in enumerate(names):
+            number = f"_{index + 1}" if names.count(name) > 1 else ""
+            prefix = "" if len(names) == 1 else f"{name}{number}/"
             out |= {prefix + k: v for k, v in _merged([sums[index] for *_, sums in parts]).items()}
         return out | _behavior(torch.tensor([v for _, values, _ in parts for v in values]))
 
