@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import string
 from collections.abc import Sequence
@@ -38,18 +39,17 @@ class Boxed(Verifier, kind="boxed"):
     r"""1 where math-verify finds the last \boxed{...} equal to the reference answer, as mathematics: 1/2 = 0.5."""
 
     def score(self, text: str, example: Example) -> float:
-        try:
-            from math_verify import LatexExtractionConfig, parse, verify
-        except ImportError:
-            raise MissingExtra("math-verify", "math", "the verifier 'boxed'") from None
         boxed = last_boxed(text)
         if boxed is None:
             return 0.0
+        library = _math_verify()
+        config = [library.LatexExtractionConfig()]
         # The library's own time limits are alarms, which would undo ours.
-        config = [LatexExtractionConfig()]
-        found = parse(f"\\boxed{{{boxed}}}", extraction_config=config, parsing_timeout=None)
-        wanted = parse(f"\\boxed{{{_reference(example)}}}", extraction_config=config, parsing_timeout=None)
-        return float(verify(wanted, found, timeout_seconds=None))
+        wanted, found = (
+            library.parse(f"\\boxed{{{x}}}", extraction_config=config, parsing_timeout=None)
+            for x in (_reference(example), boxed)
+        )
+        return float(library.verify(wanted, found, timeout_seconds=None))
 
     def gold(self, example: Example) -> str | None:
         return f"\\boxed{{{_reference(example)}}}"
@@ -119,7 +119,8 @@ class Regex(Verifier, kind="regex"):
         return self.sample.replace("{answer}", _reference(example)) if grouped else None
 
     def cheats(self, example: Example, golds: Sequence[str]) -> list[str]:
-        listed = super().cheats(example, golds)
+        found = [re.search(self.pattern, gold) for gold in golds]
+        listed = super().cheats(example, [match[1] for match in found if match])
         return [*listed, self.sample.replace("{answer}", listed[1])]
 
 
@@ -149,6 +150,16 @@ class Function(Verifier, kind="function"):
         if isinstance(written, list) and written:
             written = written[-1].get("content")
         return written if isinstance(written, str) else super().gold(example)
+
+
+def _math_verify() -> Any:
+    try:
+        import math_verify
+    except ImportError:
+        raise MissingExtra("math-verify", "math", "the verifier 'boxed'") from None
+    for name in ("parser", "grader"):  # they warn at every call without a time limit of theirs
+        logging.getLogger(f"math_verify.{name}").setLevel(logging.ERROR)
+    return math_verify
 
 
 def _known(example: Example) -> Any:
