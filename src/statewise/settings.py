@@ -47,8 +47,9 @@ class ModelSettings(Settings):
 class TeacherModel(Settings):
     """A model other than the policy; a text is its `path`.
 
-    path: a directory or hub id (a LoRA on the policy's own frozen base shares the base's weights); "step0": the policy
-    before its first update; "ema": the average theta' <- decay theta' + (1 - decay) theta, after every update.
+    path: a run (its last checkpoint), a model directory or a hub id; a LoRA on the policy's own frozen base shares the
+    base's weights. "step0": the policy before its first update. "ema": the average theta' <- decay theta' +
+    (1 - decay) theta, taken after every update.
     """
 
     path: str

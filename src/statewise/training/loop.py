@@ -185,8 +185,6 @@ def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, t
         base_dir=recipe.base_dir,
         record=run.record if accelerator.is_main_process else _nowhere,
     )
-    for model in recipe.models():
-        world.open_model(model)
     for part in (recipe.source, *recipe.signal):
         part.before_training(recipe.source, world)
     num_examples = recipe.source.num_examples(world)
@@ -197,6 +195,8 @@ def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, t
     session = Session(recipe, run, policy, training, display, trackers)
     if resume:
         saving.restore(session, found)
+    for model in recipe.models():  # after restoring, which steps the optimizer: an average of the policy would move
+        world.open_model(model)
     return session
 
 

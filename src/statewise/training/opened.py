@@ -17,6 +17,7 @@ from statewise.models.generate import InProcessSampler
 from statewise.models.load import LoadedPolicy, load_policy, resolve
 from statewise.models.score import InProcessScorer
 from statewise.recipe import Recipe
+from statewise.run import RunDir
 from statewise.settings import TeacherModel
 from statewise.training.distributed import is_sharded
 from statewise.training.learner import Dense, Learner
@@ -69,6 +70,7 @@ class Models:
         model = policy.model.to(self.device).eval()
         if not wanted.is_past_policy:
             check_vocabulary(self.policy, policy)
+            check_ends(self.policy, policy)
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.requires_grad_(False)
@@ -86,15 +88,14 @@ class Models:
             return self._average(wanted)
         if wanted.path == "step0":
             return self._step0()
-        adapter = Path(resolve(wanted.path)) / "adapter_config.json"
+        path = directory_of(wanted.path)
+        adapter = Path(path) / "adapter_config.json"
         if adapter.is_file() and self._shares_base(adapter):
             from peft import PeftModel
 
             base = shared_base(self.policy.model)
-            return LoadedPolicy(
-                PeftModel.from_pretrained(base, str(adapter.parent)), self.policy.tokenizer, wanted.path
-            )
-        return load_policy(wanted.model_settings())
+            return LoadedPolicy(PeftModel.from_pretrained(base, path), self.policy.tokenizer, wanted.path)
+        return load_policy(wanted.model_settings().model_copy(update={"path": path}))
 
     def _shares_base(self, adapter: Path) -> bool:
         """Whether the adapter's base is the policy's, which LoRA leaves as it is."""
@@ -134,6 +135,16 @@ class Models:
         return replace(self.policy, model=model)
 
 
+def directory_of(path: str) -> str:
+    """What to load: the last checkpoint of a run directory, else the path. Raises RecipeError where a run has none."""
+    if not (Path(path) / "run.json").is_file():
+        return resolve(path)
+    checkpoints = RunDir.open(path).checkpoints()
+    if not checkpoints:
+        raise RecipeError(f"teacher '{path}': is a run without a checkpoint (status {RunDir.open(path).status}).")
+    return str(checkpoints[max(checkpoints)])
+
+
 def _wide(value: torch.Tensor) -> torch.Tensor:
     """In 16 bits an average with a decay near 1 would not move."""
     return value if value.dtype == torch.float64 else value.float()
@@ -163,13 +174,11 @@ def check_vocabulary(policy: LoadedPolicy, teacher: LoadedPolicy) -> None:
     )
 
 
-def shares_end(policy: LoadedPolicy, teacher: LoadedPolicy) -> bool:
-    """Whether some token ends the text of both; says so where none does."""
-    if set(policy.stop_ids) & set(teacher.stop_ids):
-        return True
-    warnings.warn(
-        f"teacher '{teacher.path}' ends its text with ids {teacher.stop_ids} and the policy with {policy.stop_ids}: it will "
-        "teach another end than the policy stops at.",
-        stacklevel=2,
-    )
-    return False
+def check_ends(policy: LoadedPolicy, teacher: LoadedPolicy) -> None:
+    """Warns where no token ends the text of both."""
+    if not set(policy.stop_ids) & set(teacher.stop_ids):
+        warnings.warn(
+            f"teacher '{teacher.path}' ends its text with ids {teacher.stop_ids} and the policy stops at {policy.stop_ids}: "
+            "what it teaches about the end, the policy will not stop at.",
+            stacklevel=2,
+        )
