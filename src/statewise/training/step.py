@@ -47,18 +47,29 @@ def take_step(training: Training) -> dict[str, float]:
         rollouts = signal.annotate(rollouts, world)
     if not rollouts and not recipe.source.needs_policy:
         raise DataError(f"source '{recipe.source.kind}' gave no rollouts at step {spent.step}.")
-    rows = [
+    updates = [
         _update(training, part, world)
         for epoch in range(recipe.batch.epochs)
         for part in _minibatches(rollouts, recipe, spent.step, epoch)
     ]
-    # How far the trainer's policy is from the sampler's can be seen before the first update only.
-    fresh = {name: value for name, value in rows[0].items() if name in BEHAVIOR_METRICS}
+    row = {**reported, **_of_the_step(updates)}
     spent.step += 1
     spent.rollouts += len(rollouts)
     seconds = time.perf_counter() - started
     spent.seconds += seconds
-    return {"step": spent.step, **reported, **rows[-1], **fresh, "total_tokens": spent.tokens, "step_seconds": seconds}
+    return {"step": spent.step, **row, "total_tokens": spent.tokens, "step_seconds": seconds}
+
+
+def _of_the_step(updates: list[dict[str, float]]) -> dict[str, float]:
+    """The last update's metrics, but the first one's of sampler against trainer, before any weight has moved.
+
+    Updates without a token to train are counted.
+    """
+    taken = [row for row in updates if row]
+    empty = {"num_empty_updates": len(updates) - len(taken)} if len(taken) < len(updates) else {}
+    if not taken:
+        return {"tokens": 0, **empty}
+    return {**taken[-1], **{name: v for name, v in taken[0].items() if name in BEHAVIOR_METRICS}, **empty}
 
 
 def _progress(training: Training) -> float:
@@ -101,7 +112,7 @@ def _update(training: Training, rollouts: list[Rollout], world: World) -> dict[s
     ]
     shares = total(denominators(recipe.objective, batches), accelerator)
     if not any(shares) and recipe.source.needs_policy:
-        return {"tokens": 0, "num_empty_updates": 1}  # such as a step in which a verifier rejected everything
+        return {}  # such as a step in which a verifier rejected everything
     if not any(shares):
         raise DataError(
             f"step {training.spent.step}: no token is selected by any term, so there is nothing to train on "

@@ -1,0 +1,164 @@
+"""Policy states with rewards in runs: the shipped recipes, what is learnt, equivalences, steps without anything to train."""
+
+import signal as signals
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.training.conftest import losses_of, weights_of
+from tests.training.test_distributed import run_on, same
+from tests.training.test_loop import _killed, run_in_child
+
+from statewise import train
+from statewise.errors import RecipeError
+from statewise.recipe import Recipe
+from statewise.run import RunDir
+from statewise.sources.policy import PolicySource
+from statewise.training.alarms import PATIENCE, Alarms
+
+SHIPPED = ["grpo", "dr_grpo", "dapo", "rloo", "reinforce", "rejection"]
+# The random model knows no arithmetic, but now and then it writes a digit.
+DIGIT = {"kind": "regex", "pattern": "[0-4]"}
+ANYTHING = {"kind": "regex", "pattern": "(?s)."}
+
+
+def small(name: str, model_dir: Path, *changes: str, **settings: Any) -> Recipe:
+    """A shipped recipe on the small model: six steps of 16 completions in groups of four."""
+    recipe = Recipe.load(name, [f"model.path={model_dir}", "batch.rollouts=16", "budget.max_steps=6", "eval.tasks=[]"])
+    plain = recipe.to_plain()
+    plain["source"] |= {"count": 12, "group_size": 4, "max_tokens": 16}
+    if name == "rejection":
+        plain["source"] |= {"verifier": ANYTHING, "max_tokens": 80}
+    else:
+        plain["signal"] = [{**plain["signal"][0], "verifier": DIGIT}]
+    plain["optim"] = {"lr": 1e-2}
+    return Recipe.from_plain(plain | settings, changes, name=name)
+
+
+def rows_of(run: RunDir) -> list[dict[str, Any]]:
+    return [row for row in run.metrics() if "total_tokens" in row]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_recipes_run(name: str, model_dir: Path, tmp_path: Path):
+    run = train(small(name, model_dir, "budget.max_steps=3"), tmp_path / "run", quiet=True)
+    rows = rows_of(run)
+    assert len(rows) == 3 and any(row.get("grad_norm", 0) > 0 for row in rows)
+    for row in rows:
+        assert {"completion_tokens", "truncated_share", "num_resampled", "num_verifier_timeouts"} <= set(row)
+        assert row["behavior_gap"] < 1e-5 if "behavior_gap" in row else row["tokens"] == 0
+    assert Recipe.from_plain(run.recipe().to_plain()).hash == run.recipe_hash
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo"])
+def test_the_reward_rises(name: str, model_dir: Path, tmp_path: Path):
+    changes = ["budget.max_steps=25", "batch.rollouts=64", "source.group_size=8", "batch.micro_rows=64"]
+    run = train(small(name, model_dir, *changes), tmp_path / "run", quiet=True)
+    rewards = [row["reward"] for row in rows_of(run)]
+    assert sum(rewards[:3]) / 3 < 0.5 and min(rewards[-3:]) > 0.9, rewards
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_the_ratio_of_a_fresh_policy_is_one(
+    temperature: float, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    changes = [f"source.temperature={temperature}", "budget.max_steps=2", "batch.minibatches=2", "batch.epochs=2"]
+    for row in rows_of(train(small("grpo", model_dir, *changes), tmp_path / "run", quiet=True)):
+        assert row["behavior_gap"] < 1e-5
+        assert row["ratio_min"] == pytest.approx(1, abs=1e-4) and row["ratio_max"] == pytest.approx(1, abs=1e-4)
+    if temperature != 1.0:
+        monkeypatch.setattr(PolicySource, "policy_temperature", 1.0)
+        rows = rows_of(train(small("grpo", model_dir, *changes), tmp_path / "wrong", quiet=True))
+        assert rows[0]["behavior_gap"] > 0.01, "a trainer at another temperature must show"
+
+
+def test_the_reference_is_meant_at_the_temperature_of_the_states(model_dir: Path, tmp_path: Path):
+    objective = [
+        {"loss": "clip"},
+        {"loss": {"kind": "reference_kl", "direction": "policy_reference"}, "coef": 0.1},
+    ]
+    recipe = small("grpo", model_dir, "source.temperature=0.5", "budget.max_steps=1")
+    plain = recipe.to_plain() | {"objective": objective, "signal": [*recipe.to_plain()["signal"], "reference"]}
+    (row,) = rows_of(train(Recipe.from_plain(plain), tmp_path / "run", quiet=True))
+    assert row["reference_kl/token_loss"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["grpo", "rejection"])
+def test_any_split_of_a_batch_gives_the_same_losses(name: str, model_dir: Path, tmp_path: Path):
+    found = []
+    for index, split in enumerate([[], ["batch.micro_rows=1"], ["batch.pack=256", "batch.micro_tokens=256"]]):
+        recipe = small(name, model_dir, "budget.max_steps=3", *split)
+        found.append([row["grad_norm"] for row in rows_of(train(recipe, tmp_path / str(index), quiet=True))])
+    assert found[1] == pytest.approx(found[0], rel=1e-3, abs=1e-5)
+    assert found[2] == pytest.approx(found[0], rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dapo", "rejection"])
+def test_killed_and_resumed_ends_with_the_same_bytes(name: str, model_dir: Path, tmp_path: Path):
+    recipe = small(name, model_dir, checkpoint={"every": 2})
+    whole, cut = train(recipe, tmp_path / "whole", quiet=True).path, tmp_path / "cut"
+    assert run_in_child(_killed(recipe, cut, "statewise.training.loop.take_step", 4)) == -signals.SIGKILL
+    train(recipe, cut, resume=True, quiet=True)
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        assert weights_of(cut, 6, file) == weights_of(whole, 6, file), file
+    assert losses_of(RunDir.open(cut)) == losses_of(RunDir.open(whole))
+
+
+@pytest.mark.parametrize("name", ["grpo", "rejection"])
+def test_two_processes_equal_one(name: str, model_dir: Path, tmp_path: Path):
+    # Not Adam: where a gradient cancels, it would make steps of the rounding noise.
+    plain = small(name, model_dir, optim={"optimizer": "sgd", "lr": 0.5}).to_plain()
+    one, two = run_on(1, plain, tmp_path / "one"), run_on(2, plain, tmp_path / "two")
+    same(one, two)
+    for measure in ("completion_tokens", "truncated_share", *(["reward"] if name == "grpo" else ["num_kept"])):
+        assert [r[measure] for r in rows_of(two)] == [r[measure] for r in rows_of(one)]
+
+
+def test_sharded_parameters_are_refused(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from statewise.training import world
+
+    monkeypatch.setattr(world, "is_sharded", lambda learner: True)
+    with pytest.raises(RecipeError, match="while its parameters are sharded"):
+        train(small("grpo", model_dir), tmp_path / "run", quiet=True)
+
+
+def test_steps_with_nothing_to_train_leave_the_weights(model_dir: Path, tmp_path: Path):
+    """Every group dropped: no update, no failure, a warning after a while."""
+    recipe = small("dapo", model_dir, f"budget.max_steps={PATIENCE}", "signal.0.verifier.pattern=no such text")
+    run = train(recipe, tmp_path / "run", quiet=True)
+    assert run.status == "completed" and run.info["spent"]["tokens"] == 0
+    assert all(row["num_empty_updates"] == 1 and row["zero_variance_share"] == 1 for row in rows_of(run))
+    (warning,) = run.info["warnings"]
+    assert warning.startswith(f"step {PATIENCE}: all rewards of a step were equal")
+    start = train(small("dapo", model_dir, "budget.max_steps=0"), tmp_path / "start", quiet=True)
+    assert weights_of(run.path, PATIENCE) == weights_of(start.path, 0)
+
+
+def test_alarms_count_steps_in_a_row():
+    alarms = Alarms()
+    flat, varied = {"reward_std": 0.0, "truncated_share": 1.0}, {"reward_std": 0.1, "truncated_share": 1.0}
+    steps = [flat] * (PATIENCE - 1) + [varied] + [flat] * (PATIENCE + 5)
+    found = {n: texts for n, row in enumerate(steps, 1) if (texts := alarms.see({"step": n, **row}))}
+    assert {n: len(texts) for n, texts in found.items()} == {PATIENCE: 1, 2 * PATIENCE: 1}
+    assert "max_tokens" in found[PATIENCE][0] and "rewards" in found[2 * PATIENCE][0]
+    assert alarms.see({"step": 99, "eval/tiny:math": 0.0}) == []
+
+
+def test_the_verifier_is_tested_before_training(model_dir: Path, tmp_path: Path):
+    recipe = small("grpo", model_dir, 'signal.0.verifier={ kind = "exact" }', "source.steps=[2]")
+    plain = recipe.to_plain()
+    plain["source"]["columns"] = {"answer": "steps"}
+    plain["signal"][0]["verifier"] = {"kind": "regex", "pattern": "(x)", "sample": "{answer}"}
+    with pytest.raises(RecipeError, match=r"signal\.reward\.verifier: 'regex' gives 0 to the reference answer"):
+        train(Recipe.from_plain(plain), tmp_path / "run", quiet=True)
+    assert rows_of(RunDir.open(tmp_path / "run")) == []
+
+
+def test_a_reward_function_is_part_of_the_hash(model_dir: Path, tmp_path: Path):
+    file, hashes = tmp_path / "mine.py", []
+    plain = small("grpo", model_dir).to_plain()
+    plain["signal"][0]["verifier"] = {"kind": "function", "call": "mine.py:score"}
+    for body in ("1.0", "2.0"):
+        file.write_text(f"def score(text, example):\n    return {body}\n")
+        hashes.append(Recipe.from_plain(plain, base_dir=tmp_path).hash)
+    assert hashes[0] != hashes[1]
