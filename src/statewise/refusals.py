@@ -155,13 +155,44 @@ def _cut_support(recipe: Recipe) -> None:
                 )
 
 
-def _two_rewards(recipe: Recipe) -> None:
-    """The second would overwrite the first one's advantages."""
-    places = [where for where, part in _named("signal", recipe.signal) if part.kind == "reward"]
-    if len(places) > 1:
-        raise RecipeError(
-            f"{places[1]}: is a second 'reward'; expected one. To add rewards, let one verifier 'function' add them."
-        )
+def _second_signal(recipe: Recipe) -> None:
+    """The second would overwrite what the first one wrote."""
+    hints = {
+        "reward": "To add rewards, let one verifier 'function' add them.",
+        "teacher": "Several teachers, one a sample, are its settings `by` and `routes`; the policy's own start is 'reference'.",
+    }
+    seen: set[str] = set()
+    for where, part in _named("signal", recipe.signal):
+        if part.kind in seen:
+            raise RecipeError(f"{where}: is a second '{part.kind}'; expected one. {hints.get(part.kind, '')}".rstrip())
+        seen.add(part.kind)
+
+
+def _own_samples(recipe: Recipe) -> None:
+    """Gold tokens that the policy's own past drew: their expected gradient is 0 where the policy is still the same."""
+    for leaf in recipe.source.leaves:
+        teacher = getattr(leaf, "teacher", None)
+        temperature = getattr(leaf, "teacher_temperature", getattr(leaf, "temperature", None))
+        plain = (temperature, getattr(leaf, "top_p", 1.0), getattr(leaf, "top_k", 0)) == (1.0, 1.0, 0)
+        gold = any("gold" in part.columns_read() for term in recipe.objective for part in term.parts)
+        if teacher is not None and teacher.is_past_policy and plain and gold:
+            raise RecipeError(
+                f"source: '{leaf.kind}' with teacher = '{teacher.path}' draws gold tokens from the policy's own past at "
+                "temperature 1: their expected gradient is 0 at the start, so training on them adds noise only. Name another "
+                "teacher, or a lower temperature, which sharpens the policy."
+            )
+
+
+def _sampled_reference(recipe: Recipe) -> None:
+    """A KL estimated from tokens that were not drawn from the policy."""
+    for where, term in _named("objective", recipe.objective):
+        author = getattr(term.on, "author", None)
+        authors = {a for leaf in recipe.source.leaves for a in leaf.authors} if author is None else {author}
+        if term.loss.kind == "reference_kl_sampled" and authors != {"policy"}:
+            raise RecipeError(
+                f"{where}: 'reference_kl_sampled' estimates KL(policy || reference) from tokens that the policy wrote; this "
+                f"term is about tokens of {sorted(authors)}. Take 'reference_kl', which is exact at every state."
+            )
 
 
 RULES = (
@@ -174,5 +205,7 @@ RULES = (
     _lone_rollouts,
     _split_groups,
     _cut_support,
-    _two_rewards,
+    _second_signal,
+    _own_samples,
+    _sampled_reference,
 )

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    field_serializer,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from statewise.component import Component, parse
 from statewise.errors import RecipeError
@@ -71,6 +79,12 @@ class TeacherModel(Settings):
                 "needs it, such as { path = 'ema', decay = 0.99 }."
             )
         return self
+
+    @model_serializer(mode="wrap")
+    def _to_text(self, handler: Any) -> Any:
+        """The path alone, where nothing else is set."""
+        others = (self.revision, self.dtype, self.attention, self.decay)
+        return self.path if others == (None, "auto", "auto", None) else handler(self)
 
     @property
     def is_past_policy(self) -> bool:

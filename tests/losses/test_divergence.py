@@ -120,7 +120,10 @@ def test_the_bucket_is_logged():
     ids = teacher.topk(2).indices
     assert torch.allclose(seen["outside_mass"][0], 1 - student.softmax(-1).gather(-1, ids).sum(-1), atol=1e-12)
     assert torch.allclose(seen["teacher_outside_mass"][0], 1 - teacher.softmax(-1).gather(-1, ids).sum(-1), atol=1e-12)
-    assert loss_of(**KINDS["reverse"]).monitor(TokenStats(torch.zeros(1, 4), None, student[None]), batch_with(teacher)) == {}
+    assert (
+        loss_of(**KINDS["reverse"]).monitor(TokenStats(torch.zeros(1, 4), None, student[None]), batch_with(teacher))
+        == {}
+    )
 
 
 def test_coarsening_is_exact_far_out():

@@ -1,6 +1,7 @@
 """Losses, by formula. Importing registers the built-in kinds."""
 
 from statewise.losses.divergence import ReferenceKL, StudentTeacherKL, TeacherJSD, TeacherStudentKL
+from statewise.losses.estimators import SampledReferenceKL
 from statewise.losses.nll import NLL
 from statewise.losses.policy_gradient import CISPO, GSPO, Clip, Reinforce
 from statewise.losses.preference import DPO, IPO, SimPO
@@ -14,6 +15,7 @@ __all__ = [
     "Clip",
     "ReferenceKL",
     "Reinforce",
+    "SampledReferenceKL",
     "SimPO",
     "StudentTeacherKL",
     "TeacherJSD",

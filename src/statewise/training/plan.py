@@ -84,7 +84,7 @@ def _tokens(recipe: Recipe, world: World, steps: int) -> tuple[float, float, int
     """Mean tokens and trained tokens a step, the longest sequence, and one sample with its mask shown."""
     from statewise.sources.templates import preview
 
-    if recipe.source.needs_policy:
+    if recipe.source.needs_policy or recipe.source.models():
         return 0.0, 0.0, 0, ""
     taken = [recipe.source.sample(step, recipe.batch.rollouts, world) for step in range(max(steps, 1))]
     flat = [r for step in taken for r in step]
