@@ -148,10 +148,34 @@ def test_rows_are_the_same_in_every_process_and_version() -> None:
     assert hashlib.sha256(here.encode()).hexdigest()[:16] == "4540c33986525a5a"
 
 
+def test_pairs_are_a_right_and_a_wrong_solution_of_the_same_problems() -> None:
+    rows = tasks.math_pairs("train", 400, style="terse")
+    plain = tasks.math_problems("train", 400, style="terse")
+    assert [(r["prompt"], r["chosen"], r["answer"]) for r in rows] == [
+        (p["prompt"], p["completion"], p["answer"]) for p in plain
+    ]
+    for row in rows:
+        chosen, rejected = (row[name][0]["content"] for name in ("chosen", "rejected"))
+        wrong = rejected.split("#### ")[1]
+        assert wrong != row["answer"] == chosen.split("#### ")[1]
+        steps = rejected.split("\n")[0].split("; ")
+        results = [int(step.split("=")[1]) for step in steps]
+        assert min(results) >= 1 and str(results[-1]) == wrong
+        lefts = [int(re.match(r"\d+", step)[0]) for step in steps]
+        assert lefts[1:] == results[:-1], "the steps after the slip go on from its result"
+        slips = sum(int(eval_step(s)) != r for s, r in zip(steps, results, strict=True))
+        assert slips == 1
+
+
+def eval_step(step: str) -> int:
+    left, operation, right = re.match(r"(\d+)([-+*])(\d+)", step).groups()
+    return arithmetic.apply(int(left), operation, int(right))
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: tasks.rows("tiny:maths", "test", 1), "tiny:maths.*tiny:math, tiny:facts"),
+        (lambda: tasks.rows("tiny:maths", "test", 1), "tiny:maths.*tiny:math, tiny:math_pairs, tiny:facts"),
         (lambda: tasks.rows("tiny:math", "dev", 1), "split: got 'dev'"),
         (lambda: tasks.rows("tiny:math", "test", -1), "count: got -1"),
         (lambda: tasks.facts("test", 10_000), "ask for at most"),

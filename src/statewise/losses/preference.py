@@ -46,12 +46,17 @@ def simpo(margin: Tensor, *, beta: float = 2.0, gamma: float = 1.0) -> Tensor:
 
 
 class Pairwise(Loss):
-    """A function of the margin of a pair; `mean`: scores are means over tokens; `relative`: of log pi / pi_ref."""
+    """A function of the margin of a pair; `mean`: scores are means over tokens; `relative`: of log pi / pi_ref.
+
+    nll: coefficient of the chosen completion's mean -log pi a token, which keeps it likely (RPO, arXiv 2404.19733).
+    """
 
     scope: ClassVar[str] = "group"
     needs: ClassVar[tuple[str, ...]] = ("logprobs",)
     mean: ClassVar[bool] = False
     relative: ClassVar[bool] = False
+
+    nll: float = Field(0.0, ge=0)
 
     def columns_read(self) -> frozenset[str]:
         return frozenset({"preferences", *(["reference_logprobs"] if self.relative else [])})
@@ -61,7 +66,13 @@ class Pairwise(Loss):
         """The loss of every pair."""
 
     def __call__(self, stats: TokenStats, batch: Batch) -> Tensor:
-        return self.value(self.margin(stats, batch))
+        from statewise.objective import per_group, per_sequence
+
+        value = self.value(self.margin(stats, batch))
+        if self.nll == 0:
+            return value
+        total, count = per_sequence(stats.logprobs, batch)
+        return value - self.nll * per_group(total / count.clamp_min(1) * (_sign(batch) > 0), batch)
 
     def margin(self, stats: TokenStats, batch: Batch) -> Tensor:
         """Score of the chosen completion minus that of the rejected one, [G], nats."""

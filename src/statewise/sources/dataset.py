@@ -47,6 +47,10 @@ class WrittenSource(DataSource):
                 raise RecipeError(f"source.remove: '{pattern}' is no regular expression: {error}.") from None
         return value
 
+    @property
+    def group_size(self) -> int:
+        return len(self.rewards)
+
     @abstractmethod
     def encode(self, tokenizer: Any, row: Mapping[str, Any]) -> tuple[Segments, ...]:
         """The row's rollouts. Raises DataError."""

@@ -23,6 +23,7 @@ MAX_STEPS = 4
 MAX_START = 20
 MAX_OPERAND = 12  # of an addition or subtraction
 MAX_FACTOR = 3
+MAX_SLIP = 3  # by which the result of a wrong step is off
 MAX_VALUE = 50  # of every intermediate result: single steps stay learnable for a model of 1M parameters
 TEST_SHARE = 5  # one chain in five is a test chain
 OPERATIONS = ("+", "-", "*")
@@ -35,11 +36,12 @@ class Chain:
     start: int
     moves: tuple[tuple[str, int], ...]
 
-    def equations(self) -> list[tuple[int, str, int, int]]:
-        """(left, operation, operand, result) of each step."""
+    def equations(self, slip: tuple[int, int] = (0, 0)) -> list[tuple[int, str, int, int]]:
+        """(left, operation, operand, result) of each step; `slip`: the result of step number slip[0] is off by slip[1],
+        and the steps after it go on from there."""
         value, steps = self.start, []
-        for operation, operand in self.moves:
-            result = apply(value, operation, operand)
+        for index, (operation, operand) in enumerate(self.moves):
+            result = apply(value, operation, operand) + (slip[1] if index == slip[0] else 0)
             steps.append((value, operation, operand, result))
             value = result
         return steps
@@ -83,9 +85,17 @@ def question(random: Random, chain: Chain) -> str:
     return " ".join([*sentences, f"How many {item} does {name} have now?"])
 
 
-def solution(chain: Chain, style: str = "plain") -> str:
+def draw_slip(random: Random, chain: Chain) -> tuple[int, int]:
+    """A slip that leaves every intermediate value positive; the answer is then always wrong."""
+    at, size = random.randrange(len(chain.moves)), random.randint(1, MAX_SLIP)
+    down = (at, -size)
+    small = any(result < 1 for *_, result in chain.equations(down))
+    return (at, size) if small or random.random() < 0.5 else down
+
+
+def solution(chain: Chain, style: str = "plain", slip: tuple[int, int] = (0, 0)) -> str:
     """The worked steps and, on the last line, ``#### answer``."""
-    steps = chain.equations()
+    steps = chain.equations(slip)
     answer = steps[-1][-1]
     if style == "terse":
         worked = "; ".join(f"{left}{op}{right}={result}" for left, op, right, result in steps)

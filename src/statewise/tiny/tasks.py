@@ -6,7 +6,7 @@ is unique. Ids carry the seed when it isn't 0, so rows of different seeds can't 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
@@ -29,6 +29,37 @@ def math_problems(
     ``style`` changes how the steps are written, never the problem: "plain" ``17 - 1 = 16. 16 * 2 = 32.``, "terse"
     ``17-1=16; 16*2=32``, "verbose" ``First, 17 - 1 = 16. Then 16 * 2 = 32.``
     """
+    return [
+        {**ask, "completion": _says(arithmetic.solution(chain, style)), **facts}
+        for ask, facts, chain in _problems(split, count, seed, steps, style)
+    ]
+
+
+def math_pairs(
+    split: str, count: int, seed: int = 0, steps: tuple[int, ...] = (2, 3), style: str = "plain"
+) -> list[Row]:
+    """The problems of ``math_problems`` with a right (``chosen``) and a wrong (``rejected``) solution: one step is off, and
+    the steps after it go on from its result."""
+    random = _random("math_pairs", split, seed, *steps)
+    return [
+        {
+            **ask,
+            "chosen": _says(arithmetic.solution(chain, style)),
+            "rejected": _says(arithmetic.solution(chain, style, arithmetic.draw_slip(random, chain))),
+            **facts,
+        }
+        for ask, facts, chain in _problems(split, count, seed, steps, style)
+    ]
+
+
+def _says(content: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": content}]
+
+
+def _problems(
+    split: str, count: int, seed: int, steps: tuple[int, ...], style: str
+) -> Iterator[tuple[Row, Row, arithmetic.Chain]]:
+    """``id`` and ``prompt``, ``answer`` and ``steps``, and what the solution is written from."""
     _check(split, count)
     if style not in arithmetic.STYLES:
         raise DataError(f"style: got {style!r}, expected one of {', '.join(arithmetic.STYLES)}.")
@@ -36,7 +67,6 @@ def math_problems(
         raise DataError(f"steps: got {steps!r}, expected integers from 1 to {arithmetic.MAX_STEPS}.")
     random = _random("math", split, seed, *steps)
     seen: set[str] = set()
-    rows = []
     for index in range(count):
         num_steps = steps[index % len(steps)]
 
@@ -45,17 +75,8 @@ def math_problems(
             return arithmetic.question(random, chain), chain
 
         question, chain = _unseen(draw, seen, "tiny:math", split, index)
-        content = arithmetic.solution(chain, style)
-        rows.append(
-            {
-                "id": _row_id("math", split, seed, index),
-                "prompt": [{"role": "user", "content": question}],
-                "completion": [{"role": "assistant", "content": content}],
-                "answer": str(chain.equations()[-1][-1]),
-                "steps": num_steps,
-            }
-        )
-    return rows
+        ask = {"id": _row_id("math", split, seed, index), "prompt": [{"role": "user", "content": question}]}
+        yield ask, {"answer": str(chain.equations()[-1][-1]), "steps": num_steps}, chain
 
 
 def facts(split: str, count: int, seed: int = 0) -> list[Row]:
@@ -86,7 +107,13 @@ def rows(name: str, split: str, count: int, seed: int = 0) -> list[Row]:
     Raises:
         DataError: unknown name or split, or more distinct rows asked for than there are.
     """
-    makers = {"tiny:math": math_problems, "tiny:facts": facts, "tiny:beliefs": beliefs, "tiny:text": texts}
+    makers = {
+        "tiny:math": math_problems,
+        "tiny:math_pairs": math_pairs,
+        "tiny:facts": facts,
+        "tiny:beliefs": beliefs,
+        "tiny:text": texts,
+    }
     if name not in makers:
         raise DataError(f"task: got {name!r}, expected one of {', '.join(makers)}.")
     return makers[name](split, count, seed)
