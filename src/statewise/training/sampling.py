@@ -1,0 +1,79 @@
+"""What a source samples, as rows of a data set: rejection sampling and sequence distillation in two stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from statewise.errors import RecipeError
+from statewise.models.generate import InProcessSampler
+from statewise.models.load import load_policy
+from statewise.models.score import InProcessScorer
+from statewise.recipe import Recipe
+from statewise.sources.judging import completion_text
+from statewise.training.opened import Models, directory_of
+from statewise.training.world import replace_model
+from statewise.types import Rollout, World
+
+Row = dict[str, Any]
+Report = Callable[[int, int, dict[str, float]], None]
+
+
+def sampled_rows(
+    recipe: Recipe, count: int | None = None, report: Report = lambda done, count, measures: None
+) -> Iterator[Row]:
+    """Rows `id`, `prompt`, `completion`, `answer`, `reward` of what the recipe's source gives with the recipe's model, as in
+    the first steps of a training that changes no weight.
+
+    count: samples that the source draws (default: a pass through its prompts); a source that rejects some gives fewer.
+    report(done, count, measures) is called after each step. Raises RecipeError where the source samples nothing.
+    """
+    source, size = recipe.source, recipe.batch.rollouts
+    if not source.needs_policy and not source.models():
+        raise RecipeError(f"source '{source.kind}' samples nothing; expected one such as 'rejection' or 'teacher'.")
+    world = _open(recipe)
+    source.before_training(source, world)
+    wanted = count or source.num_examples(world) or size
+
+    def rows() -> Iterator[Row]:
+        for step in range(-(-wanted // size)):
+            measures: dict[str, float] = {}
+            rollouts = source.sample(step, size, replace(world, step=step, report=measures.update))
+            yield from (_row(r, f"{step}-{index}", world.tokenizer) for index, r in enumerate(rollouts))
+            report((step + 1) * size, wanted, measures)
+
+    return rows()
+
+
+def _open(recipe: Recipe) -> World:
+    settings = recipe.model
+    if (Path(settings.path) / "run.json").is_file():
+        settings = replace_model(settings, directory_of(settings.path))
+    policy = load_policy(settings, device="cuda" if torch.cuda.is_available() else None)
+    device = next(policy.model.parameters()).device
+    tokens = recipe.eval.batch_tokens
+    return World(
+        tokenizer=policy.tokenizer,
+        seed=recipe.seed,
+        policy=policy.model,
+        sampler=InProcessSampler(policy.model, pad_id=policy.pad_id, batch_tokens=tokens),
+        scorer=InProcessScorer(policy.model, pad_id=policy.pad_id, batch_tokens=tokens),
+        open_model=Models(recipe, policy, policy.model, None, device, {}),
+        reads=recipe.reads(),
+        device=str(device),
+        base_dir=recipe.base_dir,
+    )
+
+
+def _row(rollout: Rollout, number: str, tokenizer: Any) -> Row:
+    """In the formats that the source 'dataset' reads: messages where the prompt was a conversation, else text."""
+    example, text = rollout.example, completion_text(rollout, tokenizer)
+    row: Row = {"id": f"{example.id}-{number}", "prompt": example.text, "completion": text}
+    if example.messages:
+        answer = {"role": "assistant", "content": text}
+        row |= {"prompt": [dict(m) for m in example.messages], "completion": [answer]}
+    return {**row, "answer": example.answer, "reward": rollout.reward}
