@@ -126,7 +126,11 @@ def _lone_rollouts(recipe: Recipe) -> None:
         raise RecipeError(
             f"{where}: advantage = '{baseline}' compares a rollout with the others of its group, and the source "
             f"'{lone.kind}' gives groups of one, so every advantage would be 0. "
-            + ("Set source.group_size above 1." if hasattr(lone, "group_size") else "Take source = 'policy'.")
+            + (
+                "Set source.group_size above 1."
+                if "group_size" in type(lone).model_fields
+                else "Take source = 'policy'."
+            )
         )
 
 

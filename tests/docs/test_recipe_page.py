@@ -13,6 +13,7 @@ from statewise.component import Component, kinds
 from statewise.objective import Term
 from statewise.overrides import to_toml
 from statewise.recipe import Recipe
+from statewise.sources.data import DataSource
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipe.md"
 MODELS: dict[str, type[BaseModel]] = {
@@ -25,6 +26,8 @@ MODELS: dict[str, type[BaseModel]] = {
     "budget": settings.Budget,
     "checkpoint": settings.CheckpointSettings,
     "eval": settings.EvalSettings,
+    "Rows of a source": DataSource,
+    "Teachers": settings.TeacherModel,
 }
 ROLES = {
     "Sources": "source",
@@ -93,7 +96,12 @@ def test_settings(heading: str) -> None:
 
 @pytest.mark.parametrize("heading", ROLES)
 def test_components(heading: str) -> None:
-    expected = {kind: in_code(cls) for kind, cls in built_in(ROLES[heading]).items()}
+    """A source's settings of rows are in a table of their own."""
+    rows = in_code(DataSource)
+    expected = {
+        kind: {n: v for n, v in in_code(cls).items() if not (issubclass(cls, DataSource) and n in rows)}
+        for kind, cls in built_in(ROLES[heading]).items()
+    }
     assert components_on_page(heading) == expected
 
 

@@ -99,6 +99,13 @@ class Mixture(Source, kind="mixture"):
     def examples(self, world: World) -> list[Example]:
         return [example for part in self.parts for example in part.source.examples(world)]
 
+    def files(self) -> tuple[str, ...]:
+        return tuple(file for part in self.parts for file in part.source.files())
+
+    def before_training(self, source: Source, world: World) -> None:
+        for part in self.parts:
+            part.source.before_training(part.source, world)
+
     def describe(self) -> str:
         shown = [f"{p.weight} x {p.source.describe()}" for p in self.parts]
         return f"mixture({', '.join(shown)})"

@@ -67,6 +67,12 @@ class Replay(Source, kind="replay"):
     def num_examples(self, world: World) -> int | None:
         return self.source.num_examples(world)
 
+    def files(self) -> tuple[str, ...]:
+        return self.source.files()
+
+    def before_training(self, source: Source, world: World) -> None:
+        self.source.before_training(self.source, world)
+
     def describe(self) -> str:
         return f"replay({self.fraction:g} up to {self.max_age} steps old, of {self.source.describe()})"
 
