@@ -119,20 +119,22 @@ def _trained_mean(rollouts: list[Rollout], name: str) -> float:
 
 
 def policy_logprobs(rollouts: list[Rollout], world: World) -> list[Sequence[float]]:
-    """log pi(y | s) of the policy at the start of the step, one a token: as sampled, where it sampled them in this step."""
-    fresh = [_is_fresh(r, world.step) for r in rollouts]
-    others = [r.tokens() for r, known in zip(rollouts, fresh, strict=True) if not known]
+    """log pi(y | s) of the policy at the start of the step, one a token: as the signal 'behavior' measured it, or as it
+    was sampled in this step, else measured."""
+    known = [_known(r, world.step) for r in rollouts]
+    others = [r.tokens() for r, values in zip(rollouts, known, strict=True) if values is None]
     assert world.scorer is not None
-    scored = iter(world.scorer.score(others)) if others else iter(())
-    return [
-        [v for s in r.segments for v in (s.logprobs or [0.0] * len(s.tokens))] if known else next(scored)["logprobs"]
-        for r, known in zip(rollouts, fresh, strict=True)
-    ]
+    scored = iter(world.scorer.score(others) if others else ())
+    return [next(scored)["logprobs"] if values is None else values for values in known]
 
 
-def _is_fresh(rollout: Rollout, step: int) -> bool:
+def _known(rollout: Rollout, step: int) -> Sequence[float] | None:
+    if "behavior_logprobs" in rollout.columns:
+        return rollout.columns["behavior_logprobs"]
     trained = [s for s in rollout.segments if s.train]
-    return all(s.author == "policy" and s.policy_version == step and s.logprobs is not None for s in trained)
+    if all(s.author == "policy" and s.policy_version == step and s.logprobs is not None for s in trained):
+        return [v for s in rollout.segments for v in (s.logprobs or [0.0] * len(s.tokens))]
+    return None
 
 
 @dataclass(frozen=True)
