@@ -32,6 +32,7 @@ MODELS: dict[str, type[BaseModel]] = {
 ROLES = {
     "Sources": "source",
     "Signals": "signal",
+    "Verifiers": "verifier",
     "Losses": "loss",
     "Weights": "weight",
     "Selectors": "selector",
