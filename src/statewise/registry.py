@@ -44,8 +44,8 @@ def _file_of(cls: type) -> str:
 
 def kinds(role: str) -> dict[str, type[Any]]:
     """All registered kinds of a role, built-in ones included."""
-    if role not in REGISTRY:
-        raise RecipeError(f"unknown component role '{role}'{nearest(role, REGISTRY)}")
     if role in BUILTIN:
         importlib.import_module(BUILTIN[role])
+    if role not in REGISTRY:
+        raise RecipeError(f"unknown component role '{role}'{nearest(role, REGISTRY)}")
     return REGISTRY[role]
