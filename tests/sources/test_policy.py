@@ -107,13 +107,16 @@ def test_ranks_share_the_work_and_draw_the_same(num_ranks: int, world: World):
 
 @pytest.mark.parametrize(("truncated", "trained"), [("keep", [True] * 3), ("mask", [True, False, True])])
 def test_truncated_completions(truncated: str, trained: list[bool], world: World):
-    sampler = Scripted(lambda p, row, seed: completion(7, 8, reason="length" if row == 1 else "stop"))
+    sampler = Scripted(
+        lambda p, row, seed: completion(*[7] * (5 if row == 1 else 2), reason="length" if row == 1 else "stop")
+    )
     reported: dict[str, float] = {}
     fixed = replace(world, sampler=sampler, report=reported.update)
     rollouts = source(truncated=truncated).sample(0, 3, fixed)
     assert [r.segments[1].train for r in rollouts] == trained
     assert [r.stop_reason for r in rollouts] == ["stop", "length", "stop"]
     assert reported["truncated_share"] == pytest.approx(1 / 3) and reported["num_resampled"] == 0
+    assert (reported["completion_tokens"], reported["completion_tokens_max"]) == (3, 5), "masked ones count"
 
 
 def test_resampling_draws_again_from_new_streams_and_gives_up(world: World):
