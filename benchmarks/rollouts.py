@@ -133,7 +133,9 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--batch-tokens", type=int, default=2**17, help="of statewise: bounds its cache")
+    parser.add_argument(
+        "--batch-tokens", type=int, default=2**17, help="of statewise: bounds its cache; TRL's way has no bound"
+    )
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--skip-law", action="store_true", help="only the times")

@@ -93,3 +93,13 @@ def open_cache(model: Any) -> RowCache | None:
     layers = DynamicCache(config=inner.config).layers
     plain = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
     return RowCache() if plain and not getattr(inner, "_is_stateful", False) else None
+
+
+def bytes_a_token(model: Any) -> int:
+    """Of keys and values in all layers, by the model's config."""
+    inner = unwrap(model)
+    config = inner.config.get_text_config() if hasattr(inner.config, "get_text_config") else inner.config
+    heads = getattr(config, "num_attention_heads", None) or 1
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    return int(2 * config.num_hidden_layers * groups * size * next(inner.parameters()).element_size())

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import DataError, StatewiseError
-from statewise.models.cache import RowCache, forward_cached, open_cache, right_aligned
+from statewise.models.cache import RowCache, bytes_a_token, forward_cached, open_cache, right_aligned
 from statewise.models.head import unwrap
 from statewise.models.law import check_law, draw
 from statewise.models.load import LoadedPolicy
@@ -26,6 +26,8 @@ from statewise.types import Completion, Sampling, derive_seed
 
 # Rows that have ended stay until they are this share of a batch: to take them out copies the cache.
 EXCHANGED_SHARE = 1 / 8
+# Of keys and values, where the caller sets no bound; and the fewest tokens of a batch then.
+CACHE_BYTES, LEAST_TOKENS = 2**30, 8192
 # Logits that tokens are drawn from at a time: float32 and their exponentials should stay in a CPU's cache.
 DRAWN_LOGITS = {"cpu": 2**19, "cuda": 2**28}
 
@@ -81,9 +83,9 @@ class _Batch:
 class InProcessSampler:
     """The `Sampler` protocol on a transformers or PEFT model.
 
-    A batch holds at most `max_rows` rows and `batch_tokens` tokens, prompts and room for completions included; where
-    rows have finished, others take their place. Equal prompts are read once. `progress(done, total)` is called as rows
-    finish.
+    A batch holds at most `max_rows` rows and `batch_tokens` tokens, prompts and room for completions included (None: as
+    many as have keys and values of a GiB); where rows have finished, others take their place. Equal prompts are read
+    once. `progress(done, total)` is called as rows finish.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class InProcessSampler:
         model: Any,
         *,
         pad_id: int,
-        batch_tokens: int = 8192,
+        batch_tokens: int | None = None,
         max_rows: int = 512,
         progress: Callable[[int, int], None] | None = None,
     ):
@@ -152,12 +154,13 @@ class InProcessSampler:
         staying = [batch.rows[place] for place in batch.alive] if batch is not None else []
         if batch is not None and staying and not isinstance(batch.cache, RowCache):
             return []
+        limit = self.batch_tokens or max(LEAST_TOKENS, CACHE_BYTES // bytes_a_token(self.model))
         width = max((row.width for row in staying), default=0)
         entering: list[_Row] = []
         while queue and len(staying) + len(entering) < self.max_rows:
             width = max(width, queue[0].width)
             count = len(staying) + len(entering) + 1
-            if count > 1 and count * width > self.batch_tokens:
+            if count > 1 and count * width > limit:
                 break
             entering.append(queue.popleft())
         return entering

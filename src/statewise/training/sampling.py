@@ -56,13 +56,12 @@ def open_world(recipe: Recipe) -> World:
         settings = replace_model(settings, directory_of(settings.path))
     policy = load_policy(settings, device="cuda" if torch.cuda.is_available() else None)
     device = next(policy.model.parameters()).device
-    tokens = recipe.eval.batch_tokens
     return World(
         tokenizer=policy.tokenizer,
         seed=recipe.seed,
         policy=policy.model,
-        sampler=InProcessSampler(policy.model, pad_id=policy.pad_id, batch_tokens=tokens),
-        scorer=InProcessScorer(policy.model, pad_id=policy.pad_id, batch_tokens=tokens),
+        sampler=InProcessSampler(policy.model, pad_id=policy.pad_id),
+        scorer=InProcessScorer(policy.model, pad_id=policy.pad_id, batch_tokens=recipe.eval.batch_tokens),
         open_model=Models(recipe, policy, policy.model, None, device, {}),
         reads=recipe.reads(),
         device=str(device),

@@ -57,7 +57,7 @@ def open_sampler(recipe: Recipe, policy: LoadedPolicy, learner: Any) -> InProces
             "(FSDP), since a sampler calls the model outside the wrapped learner. Run data-parallel (DDP) or on one "
             "process, with model.adapter where memory is short."
         )
-    return InProcessSampler(policy.model, pad_id=policy.pad_id, batch_tokens=recipe.eval.batch_tokens)
+    return InProcessSampler(policy.model, pad_id=policy.pad_id)
 
 
 @dataclass(frozen=True)
