@@ -140,8 +140,7 @@ def _conversation(tokenizer: Any, messages: list[Mapping[str, Any]], first: int)
     """Supervise the assistant's turns from message number `first` on."""
     messages = [_message_without_end(m, tokenizer.eos_token) for m in messages]
     while True:
-        whole = render(tokenizer, messages, generation=False)
-        turns = find_turns(tokenizer, messages, whole, first, _marks(tokenizer).ends)
+        whole, turns = find_turns(tokenizer, messages, first, _marks(tokenizer).ends)
         before = messages
         # Where the template's end token is not EOS, an answer that spells it out must not end twice either.
         for end in {turn.end for turn in turns}:

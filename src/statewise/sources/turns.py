@@ -40,16 +40,38 @@ def render(tokenizer: Any, messages: Messages, *, generation: bool) -> str:
         raise DataError(f"the chat template refuses the conversation: {error}") from error
 
 
-def find_turns(tokenizer: Any, messages: Messages, whole: str, first: int, ends: Sequence[str]) -> list[Turn]:
-    """The assistant's turns from message number `first` on. ends: texts of tokens that may end a turn, longest first."""
-    spans = _tagged(tokenizer, messages, whole)
+def find_turns(tokenizer: Any, messages: Messages, first: int, ends: Sequence[str]) -> tuple[str, list[Turn]]:
+    """The rendered conversation, and the assistant's turns in it from message number `first` on.
+
+    ends: texts of tokens that may end a turn, longest first. Raises DataError where turns can't be told from the template.
+    """
+    rendered = render(tokenizer, messages, generation=False)
+    whole = _as_sampled(tokenizer, messages, rendered)
+    spans = _tagged(tokenizer, messages, whole, ends) if whole == rendered else None
     if spans is None:
-        spans = list(_rendered(tokenizer, messages, whole, first))
-    return [
+        spans = list(_rendered(tokenizer, messages, whole, first, ends))
+    return whole, [
         _closed(whole, start, stop, limit, messages[index].get("content") or "", ends)
         for index, start, stop, limit in spans
         if index >= first
     ]
+
+
+def _as_sampled(tokenizer: Any, messages: Messages, whole: str) -> str:
+    """The conversation with the last answer behind its own generation prompt.
+
+    Some templates open an answer with more than they keep of it, such as an empty think block.
+    """
+    *before, last = messages
+    content = last.get("content")
+    if last["role"] != "assistant" or not before or not content:
+        return whole
+    prompt = render(tokenizer, before, generation=True)
+    if whole.startswith(prompt):
+        return whole
+    shared = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(whole))
+    told = whole.startswith(content, shared) and shared >= len(render(tokenizer, before, generation=False))
+    return prompt + whole[shared:] if told else whole
 
 
 def _assistants(messages: Messages) -> list[int]:
@@ -65,13 +87,18 @@ def _beginning(tokenizer: Any, messages: Messages, whole: str, *, generation: bo
     return len(text) if whole.startswith(text) else None
 
 
-def _end(tokenizer: Any, messages: Messages, index: int, whole: str) -> int | None:
+def _end(tokenizer: Any, messages: Messages, index: int, whole: str, ends: Sequence[str]) -> int | None:
+    """Characters of `whole` up to the end of message `index`; templates may close a conversation with one more end."""
     if index == len(messages) - 1:
         return len(whole)
-    return _beginning(tokenizer, messages[: index + 1], whole, generation=False)
+    text = render(tokenizer, messages[: index + 1], generation=False)
+    lengths = [len(text), *(stop for _, stop in reversed(_ends_behind(text, ends)))]
+    return next((length for length in lengths if whole.startswith(text[:length])), None)
 
 
-def _rendered(tokenizer: Any, messages: Messages, whole: str, first: int) -> Iterator[tuple[int, int, int, int]]:
+def _rendered(
+    tokenizer: Any, messages: Messages, whole: str, first: int, ends: Sequence[str]
+) -> Iterator[tuple[int, int, int, int]]:
     """(message, start, stop, stop) of the turns by rendering the conversation's beginnings."""
     for index in _assistants(messages):
         if index < first:
@@ -79,7 +106,7 @@ def _rendered(tokenizer: Any, messages: Messages, whole: str, first: int) -> Ite
         if index == 0:
             raise DataError("messages: the first is the assistant's; expected a system or user message before it")
         start = _beginning(tokenizer, messages[:index], whole, generation=True)
-        stop = _end(tokenizer, messages, index, whole)
+        stop = _end(tokenizer, messages, index, whole, ends)
         if start is None or stop is None or stop < start:
             raise DataError(
                 f"the chat template renders the conversation up to message {index} differently once more follows (as "
@@ -90,7 +117,9 @@ def _rendered(tokenizer: Any, messages: Messages, whole: str, first: int) -> Ite
         yield index, start, stop, stop
 
 
-def _tagged(tokenizer: Any, messages: Messages, whole: str) -> list[tuple[int, int, int, int]] | None:
+def _tagged(
+    tokenizer: Any, messages: Messages, whole: str, ends: Sequence[str]
+) -> list[tuple[int, int, int, int]] | None:
     """(message, start, stop, end of the message) of the turns by the template's generation blocks.
 
     None where they mark nothing, or not every turn.
@@ -119,9 +148,8 @@ def _tagged(tokenizer: Any, messages: Messages, whole: str) -> list[tuple[int, i
     for index, (start, stop) in zip(indices, runs, strict=True):
         prompt = _beginning(tokenizer, messages[:index], whole, generation=True) or 0
         # A block may hold a part of the generation prompt, which inference gives for free.
-        spans.append(
-            (index, prompt if start < prompt <= stop else start, stop, _end(tokenizer, messages, index, whole) or stop)
-        )
+        limit = _end(tokenizer, messages, index, whole, ends) or stop
+        spans.append((index, prompt if start < prompt <= stop else start, stop, limit))
     return spans
 
 
