@@ -38,6 +38,7 @@ def encode_row(source: DatasetSource, tokenizer: Any, row: Row, place: str) -> t
         return _example(fields, row, place), encode_text(tokenizer, _is_text(text, "text"))
     if chosen == ("messages",):
         messages = _with_system(source, fields, _messages(fields["messages"], "messages"))
+        uses_template(source.chat, messages)
         last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=len(messages))
         return _example(fields, row, place, messages[:last]), encode_conversation(tokenizer, _removed(source, messages))
     before, after = (_part(fields.get(name), name) for name in chosen)

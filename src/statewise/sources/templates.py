@@ -73,9 +73,7 @@ def uses_template(chat: Chat, *parts: str | Messages) -> bool:
     """Whether the chat template is used. Raises DataError for messages with chat = false."""
     is_text = all(isinstance(part, str) for part in parts)
     if chat is False and not is_text:
-        raise DataError(
-            "prompt, completion: received messages, expected text (chat = false); set chat = 'auto' or true"
-        )
+        raise DataError("received messages, expected text (chat = false); set chat = 'auto' or true")
     return not is_text if chat == "auto" else bool(chat)
 
 
