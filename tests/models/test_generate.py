@@ -5,10 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import transformers
 from scipy.stats import chisquare
+from tests.models.test_families import build
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 from statewise.errors import DataError, RecipeError, StatewiseError
+from statewise.models.cache import RowLayer, open_cache
 from statewise.models.generate import InProcessSampler, draw
 from statewise.types import Sampling
 
@@ -57,6 +60,69 @@ def test_batching_changes_nothing(model, prompts, sampling, kwargs):
     parts = sampler(model, **kwargs).generate(prompts, sampling)
     assert_same(parts, whole)
     assert len({len(c.tokens) for c in whole}) > 1 or sampling.temperature == 0, "rows must end at different steps"
+
+
+@pytest.mark.parametrize("family", ["Mistral", "Qwen3", "Qwen3Moe", "Gemma2", "Gemma3Text", "Phi", "Cohere"])
+def test_batching_changes_nothing_in_any_family(family):
+    """Sliding windows shorter than the sequences, soft-caps and eager attention among them; rows enter beside others."""
+    built = build(family)
+    random = np.random.default_rng(2)
+    rows = [random.integers(2, 48, size=n).tolist() for n in (7, 2, 11, 4, 9, 1)]
+    sampling = replace(SAMPLED, stop_ids=tuple(range(2, 10)))
+    alone = sampler(built, max_rows=1).generate(rows, sampling)
+    for max_rows in (2, 3, 9):
+        parts = sampler(built, max_rows=max_rows).generate(rows, sampling)
+        assert [c.tokens for c in parts] == [c.tokens for c in alone], max_rows
+    assert len({len(c.tokens) for c in alone}) > 2
+
+
+def test_a_model_with_another_kind_of_memory():
+    """What Mamba keeps of a row can't be put beside another's, so rows leave a batch and none enter."""
+    config = transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, state_size=4, num_hidden_layers=2)
+    torch.manual_seed(0)
+    mamba = transformers.MambaForCausalLM(config).double().eval()
+    assert open_cache(mamba) is None
+    rows = [[5, 6, 7], [8, 9, 10], [5, 6, 7], [11, 12, 13], [9, 9, 9]]
+    alone = sampler(mamba, max_rows=1).generate(rows, SAMPLED)
+    assert [c.tokens for c in sampler(mamba, max_rows=3).generate(rows, SAMPLED)] == [c.tokens for c in alone]
+
+
+def test_equal_prompts_are_read_once_and_rows_enter_where_others_have_left(model, prompts):
+    rows = [prompt for prompt in prompts if len(prompt) > 1 for _ in range(4)]
+    plain = sampler(model).generate(rows, SAMPLED)
+    shapes = []
+    hook = model.register_forward_pre_hook(
+        lambda m, args, inputs: shapes.append(inputs["input_ids"].shape), with_kwargs=True
+    )
+    try:
+        assert_same(sampler(model, max_rows=8).generate(rows, SAMPLED), plain)
+    finally:
+        hook.remove()
+    read, steps = ([count for count, width in shapes if (width > 1) is many] for many in (True, False))
+    assert shapes[0] == (2, 14) and sum(read) <= len(rows) / 2
+    lengths = [len(c.tokens) for c in plain]
+    assert len(steps) < sum(max(lengths[i : i + 8]) for i in range(0, len(lengths), 8)), (
+        "no batch waits for its longest"
+    )
+    assert max(steps) == 8
+
+
+def test_rows_of_caches():
+    layer = RowLayer()
+    first, second = torch.randn(2, 2, 3, 4, 5), torch.randn(2, 3, 3, 2, 5)
+    layer.update(*first)
+    other = RowLayer()
+    other.update(*second)
+    layer.exchange([(layer, torch.tensor([1])), (other, torch.tensor([2, 2, 0]))], width=3, room=1)
+    assert torch.equal(layer.keys[0], first[0, 1, :, 1:]) and torch.equal(layer.values[1, :, 1:], second[1, 2])
+    assert torch.equal(layer.keys[1], layer.keys[2]) and float(layer.keys[1:, :, 0].abs().max()) == 0
+    held, buffer = layer.keys.clone(), layer.keys.data_ptr()
+    for number in range(3):  # the first fits the room, the others do not
+        new = torch.randn(2, 4, 3, 1, 5)
+        keys, values = layer.update(*new)
+        assert torch.equal(keys[:, :, -1:], new[0]) and torch.equal(values[:, :, -1:], new[1])
+        assert torch.equal(keys[:, :, :3], held) and layer.get_seq_length() == 4 + number
+        assert (keys.data_ptr() == buffer) == (number == 0)
 
 
 def test_rows_name_the_random_streams(model, prompts):

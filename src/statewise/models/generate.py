@@ -6,8 +6,8 @@ The t-th new token of row i is the inverse of the cumulative distribution at u_i
 
 from __future__ import annotations
 
-import inspect
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,10 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from statewise.errors import DataError, RecipeError, StatewiseError
+from statewise.errors import DataError, StatewiseError
+from statewise.models.cache import RowCache, forward_cached, open_cache, right_aligned
 from statewise.models.head import unwrap
+from statewise.models.law import check_law, draw
 from statewise.models.load import LoadedPolicy
 from statewise.types import Completion, Sampling, derive_seed
+
+# Rows that have ended stay until they are this share of a batch: to take them out copies the cache.
+EXCHANGED_SHARE = 1 / 8
+# Logits that tokens are drawn from at a time: float32 and their exponentials should stay in a CPU's cache.
+DRAWN_LOGITS = {"cpu": 2**19, "cuda": 2**28}
 
 
 @dataclass
@@ -36,6 +43,10 @@ class _Row:
     ended: bool = False
     stop_reason: Literal["stop", "length"] = "length"
 
+    @property
+    def width(self) -> int:
+        return len(self.prompt) + self.limit
+
     def append(self, token: int, logprob: float, stop_ids: Sequence[int]) -> None:
         if math.isnan(logprob):
             raise StatewiseError(
@@ -49,11 +60,30 @@ class _Row:
         self.ended = self.stop_reason == "stop" or len(self.tokens) == self.limit
 
 
+@dataclass
+class _Batch:
+    """Rows and the cache that they go on from.
+
+    at [B]: the cache's row of each; mask: which cached columns hold its tokens; ids [B]: the token to feed next.
+    """
+
+    rows: list[_Row]
+    at: Tensor
+    mask: Tensor
+    ids: Tensor
+    cache: Any
+
+    @property
+    def alive(self) -> list[int]:
+        return [place for place, row in enumerate(self.rows) if not row.ended]
+
+
 class InProcessSampler:
     """The `Sampler` protocol on a transformers or PEFT model.
 
-    A batch holds at most `max_rows` rows and `batch_tokens` tokens, prompts and room for completions included; finished
-    rows leave it. `progress(done, total)` is called as rows finish.
+    A batch holds at most `max_rows` rows and `batch_tokens` tokens, prompts and room for completions included; where
+    rows have finished, others take their place. Equal prompts are read once. `progress(done, total)` is called as rows
+    finish.
     """
 
     def __init__(
@@ -62,7 +92,7 @@ class InProcessSampler:
         *,
         pad_id: int,
         batch_tokens: int = 8192,
-        max_rows: int = 64,
+        max_rows: int = 512,
         progress: Callable[[int, int], None] | None = None,
     ):
         self.pad_id, self.batch_tokens, self.max_rows, self.progress = pad_id, batch_tokens, max_rows, progress
@@ -81,19 +111,15 @@ class InProcessSampler:
         what it would draw inside it. A completion ends at `max_tokens` or where the model has no position left.
         Raises DataError for a prompt that is empty or fills the context, RecipeError for a sampling law that is none.
         """
-        _check(sampling)
+        check_law(sampling)
         limits = self._limits(prompts, sampling)
         names = range(len(prompts)) if rows is None else rows
-        limits = self._limits(prompts, sampling)
         done: dict[int, Completion] = {}
         with evaluating(self.model), torch.no_grad():
-            for group in self._groups(prompts, limits):
-                streams = {i: np.random.default_rng(derive_seed(sampling.seed, "row", int(names[i]))) for i in group}
-                batch = [_Row(i, prompts[i], limits[i], streams[i].random(limits[i])) for i in group]
-                for row in self._decode(batch, sampling):
-                    done[row.index] = Completion(tuple(row.tokens), tuple(row.logprobs), row.stop_reason)
-                    if self.progress is not None:
-                        self.progress(len(done), len(prompts))
+            for row in self._finished(_queue(prompts, limits, names, sampling.seed), sampling):
+                done[row.index] = Completion(tuple(row.tokens), tuple(row.logprobs), row.stop_reason)
+                if self.progress is not None:
+                    self.progress(len(done), len(prompts))
         return [done[index] for index in range(len(prompts))]
 
     def _limits(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[int]:
@@ -107,46 +133,56 @@ class InProcessSampler:
                 )
         return [min(sampling.max_tokens, context - len(prompt)) for prompt in prompts]
 
-    def _groups(self, prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> Iterator[list[int]]:
-        """Indices by falling prompt length, cut where a batch is full."""
-        order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
-        group: list[int] = []
-        width = 0
-        for index in order:
-            width = max(width, len(prompts[index]) + limits[index])
-            if group and (len(group) == self.max_rows or (len(group) + 1) * width > self.batch_tokens):
-                yield group
-                group, width = [], len(prompts[index]) + limits[index]
-            group.append(index)
-        if group:
-            yield group
+    def _finished(self, queue: deque[_Row], sampling: Sampling) -> Iterator[_Row]:
+        """The rows, each as it ends."""
+        while queue and queue[0].limit == 0:
+            yield queue.popleft()
+        batch: _Batch | None = None
+        while queue or batch is not None:
+            if batch is None or len(batch.rows) - len(batch.alive) >= EXCHANGED_SHARE * len(batch.rows):
+                entering = self._entering(queue, batch)
+                fresh = self._read(entering, sampling) if entering else None
+                yield from (row for row in entering if row.ended)
+                batch = _exchanged([b for b in (batch, fresh) if b is not None])
+            if batch is not None:
+                yield from self._step(batch, sampling)
 
-    def _decode(self, rows: list[_Row], sampling: Sampling) -> Iterator[_Row]:
-        """The rows of one batch, each as it ends."""
-        if sampling.max_tokens == 0:
-            yield from rows
-            return
-        ids, mask = self._left_padded([row.prompt for row in rows])
-        cache = None
-        for step in range(sampling.max_tokens):
-            out, cache = forward_cached(self.model, ids, mask, cache, logits_to_keep=1)
-            logits = out.logits[:, -1]
-            uniforms = torch.tensor([row.uniforms[step] for row in rows], dtype=torch.float64, device=logits.device)
-            picked, scores = draw(logits, uniforms, sampling)
-            for row, token, score in zip(rows, picked.tolist(), scores.tolist(), strict=True):
-                row.append(token, score, sampling.stop_ids)
-            yield from (row for row in rows if row.ended)
-            keep = [place for place, row in enumerate(rows) if not row.ended]
-            if not keep:
-                return
-            ids, mask = picked[:, None], torch.cat([mask, mask.new_ones(len(rows), 1)], 1)
-            if len(keep) < len(rows):
-                rows = [rows[place] for place in keep]
-                kept = torch.tensor(keep, device=logits.device)
-                ids, mask = ids[kept], mask[kept]
-                cache.reorder_cache(kept)
+    def _entering(self, queue: deque[_Row], batch: _Batch | None) -> list[_Row]:
+        """The next rows that there is room for beside those of the batch that go on."""
+        staying = [batch.rows[place] for place in batch.alive] if batch is not None else []
+        if batch is not None and staying and not isinstance(batch.cache, RowCache):
+            return []
+        width = max((row.width for row in staying), default=0)
+        entering: list[_Row] = []
+        while queue and len(staying) + len(entering) < self.max_rows:
+            width = max(width, queue[0].width)
+            count = len(staying) + len(entering) + 1
+            if count > 1 and count * width > self.batch_tokens:
+                break
+            entering.append(queue.popleft())
+        return entering
 
-    def _left_padded(self, prompts: list[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    def _read(self, rows: list[_Row], sampling: Sampling) -> _Batch:
+        """The rows with their first tokens drawn, on a cache that holds each different prompt once."""
+        places: dict[tuple[int, ...], int] = {}
+        owner = [places.setdefault(tuple(row.prompt), len(places)) for row in rows]
+        ids, mask = self._left_padded(list(places))
+        out, cache = forward_cached(self.model, ids, mask, open_cache(self.model), logits_to_keep=1)
+        at = torch.tensor(owner, device=ids.device)
+        return _Batch(rows, at, mask, _append(rows, out.logits[:, -1], at, sampling), cache)
+
+    def _step(self, batch: _Batch, sampling: Sampling) -> list[_Row]:
+        """Draw the next token of every row that goes on; returns those that ended with it."""
+        going = [batch.rows[place] for place in batch.alive]
+        alive = torch.tensor(batch.alive, device=batch.ids.device)
+        # The column of a row that has ended is masked, so that its positions don't run out of the context.
+        column = torch.zeros_like(batch.mask[:, :1]).index_fill_(0, alive, 1)
+        batch.mask = torch.cat([batch.mask, column], 1)
+        out, batch.cache = forward_cached(self.model, batch.ids[:, None], batch.mask, batch.cache, logits_to_keep=1)
+        batch.ids = batch.ids.index_copy(0, alive, _append(going, out.logits[:, -1], alive, sampling))
+        return [row for row in going if row.ended]
+
+    def _left_padded(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         device = next(self.model.parameters()).device
         width = max(len(prompt) for prompt in prompts)
         ids = torch.full((len(prompts), width), self.pad_id, dtype=torch.long)
@@ -157,49 +193,45 @@ class InProcessSampler:
         return ids.to(device), mask.to(device)
 
 
-def forward_cached(module: Any, ids: Tensor, mask: Tensor, cache: Any, **kwargs: Any) -> tuple[Any, Any]:
-    """Output of a model or its backbone on new columns `ids`, and the cache that then holds them.
-
-    mask: of the cached columns and the new ones; positions count its ones. What the module does not take is left out.
-    """
-    accepted = inspect.signature(unwrap(module).forward).parameters
-    kwargs["position_ids"] = (mask.cumsum(1) - 1).clamp_min(0)[:, -ids.shape[1] :]
-    known = {name: value for name, value in kwargs.items() if name in accepted}
-    name = "cache" if "cache" in accepted else "past_key_values"  # transformers renamed it
-    out = module(input_ids=ids, attention_mask=mask, use_cache=True, **{name: cache}, **known)
-    return out, out[name]
+def _queue(prompts: Sequence[Sequence[int]], limits: Sequence[int], names: Sequence[int], seed: int) -> deque[_Row]:
+    """Rows by falling prompt length, equal prompts together."""
+    first: dict[tuple[int, ...], int] = {}
+    order = sorted((-len(p), first.setdefault(tuple(p), i), i) for i, p in enumerate(prompts))
+    streams = {i: np.random.default_rng(derive_seed(seed, "row", int(names[i]))) for *_, i in order}
+    return deque(_Row(i, prompts[i], limits[i], streams[i].random(limits[i])) for *_, i in order)
 
 
-def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Token ids [B] drawn from logits [B, V] by uniforms [B], and their log-probabilities under the sampling law.
-
-    The law is softmax(logits / temperature) renormalised on the tokens that top_k, then top_p keep. Temperature 0 takes
-    the most probable token and gives its log-probability at temperature 1.
-    """
-    z = logits if logits.dtype == torch.float64 else logits.float()
-    if sampling.temperature == 0:
-        picked = z.argmax(-1)
-        return picked, z.log_softmax(-1).gather(-1, picked[:, None])[:, 0]
-    z = z / sampling.temperature
-    if sampling.top_k or sampling.top_p < 1:
-        z = _restricted(z, sampling.top_k or z.shape[-1], sampling.top_p)
-    log_p = z.log_softmax(-1)
-    cdf = log_p.double().exp().cumsum(-1)
-    target = uniforms.double()[:, None] * cdf[:, -1:]
-    picked = torch.searchsorted(cdf, target, right=True)
-    # u x total can round up to the total: then the last token that has any mass is meant.
-    last = (cdf < cdf[:, -1:]).sum(-1, keepdim=True)
-    picked = torch.minimum(picked, last)
-    return picked[:, 0], log_p.gather(-1, picked)[:, 0]
+def _append(rows: Sequence[_Row], logits: Tensor, at: Tensor, sampling: Sampling) -> Tensor:
+    """Draw the next token of every row from the logits `at` its place, a part that fits the processor's cache at a time."""
+    u = torch.tensor([row.uniforms[len(row.tokens)] for row in rows], dtype=torch.float64, device=logits.device)
+    size = max(1, DRAWN_LOGITS.get(logits.device.type, DRAWN_LOGITS["cuda"]) // logits.shape[1])
+    parts = [
+        draw(logits[at[start : start + size]], u[start : start + size], sampling) for start in range(0, len(rows), size)
+    ]
+    picked, scores = (torch.cat(values) for values in zip(*parts, strict=True))
+    for row, token, score in zip(rows, picked.tolist(), scores.tolist(), strict=True):
+        row.append(token, score, sampling.stop_ids)
+    return picked
 
 
-def _restricted(z: Tensor, top_k: int, top_p: float) -> Tensor:
-    """-inf outside the k most probable tokens and, among those, outside the smallest set with mass `top_p`."""
-    ordered, order = z.sort(dim=-1, descending=True, stable=True)
-    ordered[:, top_k:] = -torch.inf
-    p = ordered.softmax(-1)
-    ordered = ordered.masked_fill(p.cumsum(-1) - p >= top_p, -torch.inf)
-    return torch.empty_like(z).scatter_(-1, order, ordered)
+def _exchanged(batches: Sequence[_Batch]) -> _Batch | None:
+    """The rows that go on in one batch, no wider than they need; None where none does."""
+    parts = [(b, b.alive) for b in batches if b.alive]
+    if not parts:
+        return None
+    rows = [b.rows[place] for b, alive in parts for place in alive]
+    ids = torch.cat([b.ids[alive] for b, alive in parts])
+    taken = [(b, b.at[alive]) for b, alive in parts]
+    first, index = taken[0]
+    if isinstance(first.cache, RowCache):
+        width = max(int(b.mask[at].sum(1).max()) for b, at in taken)
+        mask = right_aligned([(b.mask, at) for b, at in taken], width, 1)
+        room = max(row.limit - len(row.tokens) for row in rows)
+        first.cache.exchange([(b.cache, at) for b, at in taken], width, room)
+    else:
+        mask = first.mask[index]
+        first.cache.reorder_cache(index)
+    return _Batch(rows, torch.arange(len(rows), device=ids.device), mask, ids, first.cache)
 
 
 def num_positions(model: Any) -> int:
@@ -219,15 +251,3 @@ def evaluating(model: Any) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def _check(sampling: Sampling) -> None:
-    rules = {
-        "max_tokens": (sampling.max_tokens >= 0, ">= 0"),
-        "temperature": (0 <= sampling.temperature < float("inf"), ">= 0 (0 is greedy)"),
-        "top_p": (0 < sampling.top_p <= 1, "in (0, 1] (1 keeps all tokens)"),
-        "top_k": (sampling.top_k >= 0, ">= 0 (0 keeps all tokens)"),
-    }
-    for name, (holds, expected) in rules.items():
-        if not holds:
-            raise RecipeError(f"sampling.{name}: received {getattr(sampling, name)}, expected {expected}.")
