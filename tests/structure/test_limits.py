@@ -29,7 +29,7 @@ LAYERS = [
     ["evals"],
     ["run"],
     ["training"],
-    ["diagnostics"],
+    ["diagnostics", "doctor"],
     ["testing"],
     ["cli", "__main__"],
 ]

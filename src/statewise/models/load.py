@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,17 @@ def stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     config = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     listed = config if isinstance(config, list | tuple) else [config]
     return tuple(sorted({int(i) for i in (*listed, tokenizer.eos_token_id) if i is not None}))
+
+
+def read_stop_ids(settings: ModelSettings, tokenizer: Any) -> tuple[int, ...]:
+    """What `stop_ids` would give for the loaded model, from its files alone."""
+    from transformers import GenerationConfig
+
+    model = empty_policy(settings)
+    # Where none is stored, what the model's config implies stays.
+    with suppress(OSError):
+        model.generation_config = GenerationConfig.from_pretrained(resolve(settings.path))
+    return stop_ids(model, tokenizer)
 
 
 def resolve(path: str) -> str:

@@ -35,7 +35,7 @@ def sampled_rows(
     source, size = recipe.source, recipe.batch.rollouts
     if not source.needs_policy and not source.models():
         raise RecipeError(f"source '{source.kind}' samples nothing; expected one such as 'rejection' or 'teacher'.")
-    world = _open(recipe)
+    world = open_world(recipe)
     source.before_training(source, world)
     wanted = count or source.num_examples(world) or size
 
@@ -49,7 +49,8 @@ def sampled_rows(
     return rows()
 
 
-def _open(recipe: Recipe) -> World:
+def open_world(recipe: Recipe) -> World:
+    """Policy, engines and other models of a recipe, for what changes no weight."""
     settings = recipe.model
     if (Path(settings.path) / "run.json").is_file():
         settings = replace_model(settings, directory_of(settings.path))
