@@ -63,6 +63,9 @@ class RunDir:
         return run
 
     def _refuse_occupied(self) -> None:
+        if self._is_stillborn():
+            shutil.rmtree(self.path)
+            self.path.mkdir()
         if (self.path / "run.json").is_file():
             raise RunError(
                 f"{self.path}: holds a run (status {self.status}). Continue it with --resume {self.path}, or choose "
@@ -71,6 +74,14 @@ class RunDir:
         found = sorted(p.name for p in self.path.iterdir() if not (p.name.startswith(".") and p.name.endswith(".tmp")))
         if found:
             raise RunError(f"{self.path}: is not empty (it holds {found[0]}) and is no run; choose another --out.")
+
+    def _is_stillborn(self) -> bool:
+        """Whether a run failed here before its first row and checkpoint, so that a mended recipe may take its place."""
+        if not (self.path / "run.json").is_file() or self.status != "failed":
+            return False
+        return {p.name for p in self.path.iterdir()} <= {"recipe.toml", "run.json", "lock", *PARTS} and not any(
+            file.is_file() for part in PARTS for file in (self.path / part).rglob("*")
+        )
 
     @classmethod
     def open(cls, path: str | Path) -> RunDir:

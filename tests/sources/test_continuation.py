@@ -34,7 +34,7 @@ class Writer:
 class Tokenizer:
     """Six letters, a full stop, an end."""
 
-    eos_token_id, bos_token_id, chat_template = EOS, None, None
+    eos_token_id, bos_token_id, chat_template, bos_token, eos_token = EOS, None, None, None, "$"
 
     def __call__(self, text: str, **kwargs: Any) -> dict[str, list[int]]:
         return {"input_ids": [1, 2]}

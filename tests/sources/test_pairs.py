@@ -78,9 +78,9 @@ def test_groups_columns_and_removal(tokenizer: Any, tmp_path: Path):
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "one answer": ({"prompt": USER, "chosen": GOOD}, r"pairs\.jsonl:1: has not both chosen and rejected"),
+    "one answer": ({"prompt": USER, "chosen": GOOD}, r"pairs\.jsonl:1: rejected: is missing"),
     "the same": ({"prompt": USER, "chosen": GOOD, "rejected": GOOD}, "are the same tokens"),
-    "no prompt": ({"chosen": GOOD, "rejected": BAD}, "prompt: received None"),
+    "no prompt": ({"chosen": GOOD, "rejected": BAD}, "prompt: is missing"),
     "other prompts": ({"chosen": QUESTION + RIGHT, "rejected": EARLIER[:1] + WRONG}, "the same beginning"),
     "one is the beginning of the other": ({"chosen": QUESTION + RIGHT, "rejected": QUESTION}, "the same beginning"),
     "empty": ({"prompt": USER, "chosen": GOOD, "rejected": " "}, "rejected: is empty"),

@@ -61,9 +61,9 @@ def test_a_directory_that_is_no_build_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_the_schedule_warms_up_and_ends_at_its_floor() -> None:
-    recipe = BuildRecipe(steps=100, warmup_steps=10, lr=1.0, final_lr_share=0.1)
+def test_the_schedule_warms_up_stays_and_decays() -> None:
+    recipe = BuildRecipe(steps=100, warmup_steps=10, decay_steps=20, lr=2.0)
     rates = [learning_rate(step, recipe) for step in range(100)]
-    assert rates[0] == pytest.approx(0.1) and rates[9] == rates[10] == pytest.approx(1.0)
-    assert rates[55] == pytest.approx(0.55)  # half way between lr and floor
-    assert rates[10:] == sorted(rates[10:], reverse=True) and 0.1 < rates[-1] < 0.11
+    assert rates[:3] == pytest.approx([0.2, 0.4, 0.6])
+    assert set(rates[10:80]) == {2.0}
+    assert rates[90] == pytest.approx(1.0) and rates[99] == pytest.approx(0.1)

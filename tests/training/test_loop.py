@@ -12,7 +12,7 @@ import pytest
 from tests.training.conftest import losses_of, weights_of
 
 from statewise import train
-from statewise.errors import Interrupted, NonFiniteLoss, RecipeError, RunError
+from statewise.errors import Interrupted, NonFiniteLoss, RecipeError, RunError, StatewiseError
 from statewise.recipe import Recipe
 from statewise.run import RunDir
 
@@ -252,3 +252,9 @@ def test_a_missing_model_is_a_clear_error(tmp_path: Path):
     with pytest.raises((RecipeError, Exception), match="no_such_model"):
         train(_recipe(Path("no_such_model")), tmp_path / "run", quiet=True)
     assert RunDir.open(tmp_path / "run").status == "failed"
+
+
+def test_a_run_that_failed_before_its_first_step_may_be_replaced(model_dir: Path, tmp_path: Path):
+    with pytest.raises(StatewiseError):
+        train(_recipe(model_dir, source={"kind": "dataset", "data": "gone.jsonl"}), tmp_path / "run", quiet=True)
+    assert train(_recipe(model_dir, budget={"max_steps": 1}), tmp_path / "run", quiet=True).status == "completed"

@@ -98,6 +98,7 @@ def test_killed_and_resumed_ends_with_the_same_bytes(name: str, model_dir: Path,
 @pytest.mark.parametrize("name", OF_EACH_KIND)
 def test_two_processes_equal_one(name: str, model_dir: Path, teacher_dir: Path, tmp_path: Path):
     plain = small(name, model_dir, teacher_dir).to_plain()
+    plain["optim"] = {"optimizer": "sgd", "lr": 0.1}  # Adam turns gradients that cancel into rounding noise
     same(run_on(1, plain, tmp_path / "one"), run_on(2, plain, tmp_path / "two"))
 
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from hashlib import blake2b
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from weakref import WeakKeyDictionary
 
 from pydantic import Field, field_validator, model_validator
 
 from statewise.component import Source
 from statewise.errors import RecipeError, nearest
-from statewise.sources.reading import Rows, read_rows
+from statewise.sources.reading import Rows, find_data, find_files, is_saved, read_rows
 from statewise.types import derive_seed
 
 if TYPE_CHECKING:
     from statewise.types import World
 
-KEPT = 4  # prepared data sets, and orders of one, held at a time, such as those of a mixture
+KEPT = 4  # prepared data sets of a tokenizer, and orders, held at a time, such as those of a mixture
+HASHED_BYTES = 1 << 20  # files up to this size are compared by content, larger ones by time and size
 
 Made = TypeVar("Made")
 
@@ -27,8 +31,11 @@ class DataSource(Source):
     """Rows of a file, a directory, the hub or an embedded task.
 
     data: a .jsonl, .json, .parquet or .csv file, a directory, a hub id, or an embedded task such as "tiny:math".
+    split: of hub ids, embedded tasks and directories; config: of hub ids, or a subdirectory.
     columns: {our name: theirs}, such as { prompt = "question", completion = "answer" }.
-    chat: "auto" uses the chat template for messages and not for text; true also for text.
+    chat: "auto" uses the chat template for messages and not for text; true also for text; false refuses messages.
+    system: a system message for conversations that have none.
+    limit: the first so many rows. count, seed, steps, style: what an embedded task is made from.
     """
 
     fields: ClassVar[tuple[str, ...]] = ("prompt", "completion", "messages", "text", "answer", "id", "system")
@@ -57,10 +64,11 @@ class DataSource(Source):
 
     @model_validator(mode="after")
     def _tiny_only(self) -> DataSource:
-        made = {"count": self.count, "seed": self.seed, "steps": self.steps, "style": self.style}
-        given = [name for name, value in made.items() if value is not None]
-        if given and not self.data.startswith("tiny:"):
-            raise RecipeError(f"source.{given[0]}: belongs to embedded data such as 'tiny:math', not to '{self.data}'.")
+        made = {"count": "tiny:", "seed": "tiny:", "steps": "tiny:math", "style": "tiny:math"}
+        for name, data in made.items():
+            if getattr(self, name) is not None and not self.data.startswith(data):
+                owner = "embedded data such as 'tiny:math'" if data == "tiny:" else "'tiny:math'"
+                raise RecipeError(f"source.{name}: belongs to {owner}, not to '{self.data}'.")
         return self
 
     def read(self, base_dir: Path) -> Rows:
@@ -85,31 +93,44 @@ class DataSource(Source):
         return _shuffled(size, derive_seed(seed, "dataset", epoch)) if self.shuffle else range(size)
 
 
-_ORDERS: OrderedDict[tuple[int, int], list[int]] = OrderedDict()
-_MADE: OrderedDict[tuple[Any, ...], tuple[Any, Any]] = OrderedDict()
-
-
+@lru_cache(maxsize=KEPT)
 def _shuffled(size: int, seed: int) -> list[int]:
-    """A permutation as a function of (size, seed); the last few are kept."""
-    key = (size, seed)
-    if key not in _ORDERS:
-        order = list(range(size))
-        Random(seed).shuffle(order)
-        _keep(_ORDERS, key, order)
-    return _ORDERS[key]
+    """A permutation as a function of (size, seed)."""
+    order = list(range(size))
+    Random(seed).shuffle(order)
+    return order
+
+
+_MADE: WeakKeyDictionary[Any, OrderedDict[Any, Any]] = WeakKeyDictionary()
 
 
 def made_once(source: DataSource, world: World, make: Callable[[], Made]) -> Made:
-    """What `make` makes of the source's rows, made once for a source and a tokenizer."""
+    """What `make` makes of the source's rows; made again where source, tokenizer or files are other than before."""
     tokenizer = world.tokenizer
-    key = (source.kind, source.model_dump_json(), id(tokenizer), tokenizer.chat_template, str(world.base_dir))
-    if key not in _MADE:
-        # The tokenizer is kept beside what was made, so that its id can't be another one's meanwhile.
-        _keep(_MADE, key, (tokenizer, make()))
-    return _MADE[key][1]
+    texts = (tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token)
+    key = (source.kind, source.model_dump_json(), str(world.base_dir), texts, _signature(source, world.base_dir))
+    known = _MADE.setdefault(tokenizer, OrderedDict())
+    if key not in known:
+        known[key] = make()
+        while len(known) > KEPT:
+            known.popitem(last=False)
+    made: Made = known[key]
+    return made
 
 
-def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any) -> None:
-    kept[key] = value
-    while len(kept) > KEPT:
-        kept.popitem(last=False)
+def _signature(source: DataSource, base_dir: Path) -> Any:
+    path = None if source.data.startswith("tiny:") else find_data(source.data, base_dir)
+    if path is None:
+        return None
+    if is_saved(path):
+        files = [path / name for name in ("state.json", "dataset_dict.json") if (path / name).is_file()]
+    else:
+        files = [path] if path.is_file() else find_files(path, source.split, source.config)
+    return tuple((str(file), _state(file)) for file in files)
+
+
+def _state(file: Path) -> Any:
+    facts = file.stat()
+    if facts.st_size <= HASHED_BYTES:
+        return blake2b(file.read_bytes(), digest_size=16).digest()
+    return facts.st_mtime_ns, facts.st_size

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from statewise.sources.dataset import Segments, WrittenSource
+from statewise.sources.reading import Row
 from statewise.sources.rows import encode_preference
+from statewise.types import Example
 
 
 class PairsSource(WrittenSource, kind="pairs"):
@@ -20,5 +21,5 @@ class PairsSource(WrittenSource, kind="pairs"):
     fields: ClassVar[tuple[str, ...]] = ("prompt", "chosen", "rejected", "answer", "id", "system")
     rewards: ClassVar[tuple[float | None, ...]] = (1.0, 0.0)
 
-    def encode(self, tokenizer: Any, row: Mapping[str, Any]) -> tuple[Segments, ...]:
-        return encode_preference(self, tokenizer, row)
+    def encode(self, tokenizer: Any, row: Row, place: str) -> tuple[Example, tuple[Segments, ...]]:
+        return encode_preference(self, tokenizer, row, place)

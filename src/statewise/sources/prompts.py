@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from statewise.errors import DataError
 from statewise.sources.data import DataSource, made_once
-from statewise.sources.rows import answer_of, example_of, prompt_of
-from statewise.sources.templates import encode_prompt
+from statewise.sources.rows import encode_question
 from statewise.types import Example
 
 if TYPE_CHECKING:
@@ -60,27 +59,22 @@ class PromptSource(DataSource):
 
 def _prepare(source: PromptSource, tokenizer: Any, base_dir: Path) -> _Prompts:
     rows = source.read(base_dir)
-    prompts: dict[str, Prompt] = {}
-    for place, row in list(zip(rows.places, rows.rows, strict=True))[: source.limit]:
+    chosen = list(zip(rows.places, rows.rows, strict=True))[: source.limit]
+    num_read = rows.num_bad + len(chosen)
+    seen: Counter[str] = Counter()
+    prompts: list[Prompt] = []
+    for place, row in chosen:
         try:
-            prompt = _prompt(source, tokenizer, row, place)
+            example, tokens = encode_question(source, tokenizer, row, place)
         except DataError as error:
-            rows.reject(place, str(error).rstrip("."), source.on_bad_row)
+            rows.reject(place, error, source.on_bad_row)
             continue
-        if prompt.example.id in prompts:
-            rows.reject(place, f"id: '{prompt.example.id}' occurs twice", source.on_bad_row)
-            continue
-        prompts[prompt.example.id] = prompt
+        seen[example.id] += 1
+        if seen[example.id] > 1:
+            example = replace(example, id=f"{example.id}#{seen[example.id]}")
+        prompts.append(Prompt(tuple(tokens), example))
     if not prompts:
         raise DataError(f"{source.data}: no prompt is left (bad rows {rows.counts()}).")
-    tokens = sum(len(p.tokens) for p in prompts.values())
-    counts = {"rows": len(rows.rows), "prompts": len(prompts), "prompt_tokens": tokens, "bad_rows": rows.counts()}
-    return _Prompts(list(prompts.values()), counts)
-
-
-def _prompt(source: PromptSource, tokenizer: Any, row: Mapping[str, Any], place: str) -> Prompt:
-    prompt, chat = prompt_of(source, row)
-    example = example_of(source, row, place)
-    answer = answer_of(source, row) if example.answer is None else example.answer
-    shown = {"text": prompt} if isinstance(prompt, str) else {"messages": tuple(prompt), "text": None}
-    return Prompt(tuple(encode_prompt(tokenizer, prompt, chat=chat)), replace(example, answer=answer, **shown))
+    tokens_in_all = sum(len(p.tokens) for p in prompts)
+    counts = {"rows": num_read, "prompts": len(prompts), "prompt_tokens": tokens_in_all, "bad_rows": rows.counts()}
+    return _Prompts(prompts, counts)

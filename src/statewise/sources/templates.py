@@ -1,61 +1,67 @@
 """Conversations and texts as token segments: who wrote each token, and which are supervised.
 
-Supervised are the tokens that the model has to write itself at inference: an assistant turn up to and including exactly
-one terminal end token. What the template supplies (the generation prompt, a newline after the end token) never is.
+Supervised are the tokens that the model has to write itself at inference, and exactly one end token after each answer:
+the template's, or EOS where the template has none. What the template supplies (the generation prompt, a newline after the
+end token) never is. A sequence starts with one BOS where the template writes it or the tokenizer adds it. The ids before
+an answer are those of `encode_prompt`, whatever follows them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from statewise.errors import DataError
-from statewise.types import Rollout, Segment
+from statewise.sources.turns import Messages, Turn, find_turns, render
+from statewise.types import Author, Example, Rollout, Segment
 
-Messages = Sequence[Mapping[str, Any]]
 ROLES = ("system", "developer", "user", "assistant", "tool")
+Chat = bool | Literal["auto"]
+SHOWN_CHARACTERS = 600  # of a sample in an error message
 
 
-def encode_prompt(tokenizer: Any, prompt: str | Messages, *, chat: bool) -> list[int]:
-    """The ids that sampling starts from: the chat template with its generation prompt, or the text with at most one BOS."""
-    if not chat:
-        if not isinstance(prompt, str):
-            raise DataError("prompt: received messages, expected text (chat = false); set chat = true or 'auto'.")
-        return _text_ids(tokenizer, prompt)
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    return _render(tokenizer, messages, generation=True)
+def encode_prompt(tokenizer: Any, prompt: str | Messages, *, chat: Chat = "auto") -> list[int]:
+    """The ids that sampling starts from: the chat template with its generation prompt, or plain text.
 
-
-def encode_conversation(tokenizer: Any, messages: Messages) -> tuple[Segment, ...]:
-    """Every assistant turn is supervised."""
-    return _conversation(tokenizer, list(messages), first=0)
+    chat: "auto" uses the template for messages and not for text; true makes text the user's message; false is for text.
+    """
+    if not uses_template(chat, prompt):
+        return _ids(tokenizer, str(prompt))
+    return _ids(tokenizer, render(tokenizer, _as_messages(prompt, "user"), generation=True))
 
 
 def encode_prompt_completion(
-    tokenizer: Any, prompt: str | Messages, completion: str | Messages, *, chat: bool
+    tokenizer: Any, prompt: str | Messages, completion: str | Messages, *, chat: Chat = "auto"
 ) -> tuple[Segment, ...]:
-    """The completion is supervised. Text: the prompt's ids are those of `encode_prompt`, whatever follows them."""
-    if chat:
-        before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        after = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else list(completion)
-        return _conversation(tokenizer, [*before, *after], first=len(before))
-    if not isinstance(prompt, str) or not isinstance(completion, str):
-        raise DataError(
-            "prompt, completion: received messages, expected text (chat = false); set chat = true or 'auto'."
-        )
-    ids = _text_ids(tokenizer, prompt)
-    return _segments(ids + _ended(tokenizer, _plain_ids(tokenizer, completion)), range(len(ids), 1 << 60))
+    """The completion is supervised; in a conversation, the assistant's turns in it.
+
+    Text: the joint tokenisation where it begins with the prompt's own ids, else prompt and completion one by one.
+    """
+    if uses_template(chat, prompt, completion):
+        before = _as_messages(prompt, "user")
+        return _conversation(tokenizer, [*before, *_as_messages(completion, "assistant")], first=len(before))
+    prompt, completion = str(prompt), _without_end(str(completion), tokenizer.eos_token)
+    ids, joint = _ids(tokenizer, prompt), _ids(tokenizer, prompt + completion)
+    answer = joint[len(ids) :] if joint[: len(ids)] == ids else _ids(tokenizer, completion, begin=False)
+    return _segments(tokenizer, [(ids, False), (_ended(tokenizer, answer), True)])
+
+
+def encode_conversation(tokenizer: Any, messages: Messages) -> tuple[Segment, ...]:
+    """Every turn of the assistant is supervised; system, user and tool never are."""
+    return _conversation(tokenizer, list(messages), first=0)
 
 
 def encode_text(tokenizer: Any, text: str) -> tuple[Segment, ...]:
-    """Language modelling: all tokens but BOS are supervised, and one terminal EOS."""
-    ids = _text_ids(tokenizer, text)
-    start = int(bool(ids) and ids[0] == tokenizer.bos_token_id)
-    return _segments(_ended(tokenizer, ids), range(start, 1 << 60))
+    """Language modelling: all tokens but the first are supervised, one terminal EOS included."""
+    ids = _ended(tokenizer, _ids(tokenizer, _without_end(text, tokenizer.eos_token)))
+    return _segments(tokenizer, [(ids[:1], False), (ids[1:], True)])
 
 
 def preview(tokenizer: Any, rollout: Rollout) -> str:
-    """The text with supervised spans in ⟦ ⟧."""
+    """The text with what is supervised in ⟦ ⟧."""
     parts = []
     for segment in rollout.segments:
         text = tokenizer.decode(list(segment.tokens), skip_special_tokens=False)
@@ -63,126 +69,135 @@ def preview(tokenizer: Any, rollout: Rollout) -> str:
     return "".join(parts)
 
 
-def _text_ids(tokenizer: Any, text: str) -> list[int]:
-    """With the special tokens the tokenizer puts in front, one BOS at most, and no EOS."""
-    ids = list(tokenizer(text)["input_ids"])
-    while ids and ids[-1] == tokenizer.eos_token_id:
-        ids.pop()
+def uses_template(chat: Chat, *parts: str | Messages) -> bool:
+    """Whether the chat template is used. Raises DataError for messages with chat = false."""
+    is_text = all(isinstance(part, str) for part in parts)
+    if chat is False and not is_text:
+        raise DataError("received messages, expected text (chat = false); set chat = 'auto' or true")
+    return not is_text if chat == "auto" else bool(chat)
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """`ends`: texts of the special tokens, longest first. `adds_bos`: the tokenizer puts BOS in front by itself."""
+
+    ends: tuple[str, ...]
+    adds_bos: bool
+
+
+_MARKS: WeakKeyDictionary[Any, tuple[Any, _Marks]] = WeakKeyDictionary()
+
+
+def _marks(tokenizer: Any) -> _Marks:
+    key = (tokenizer.bos_token, tokenizer.eos_token, len(tokenizer))
+    known = _MARKS.get(tokenizer)
+    if known is None or known[0] != key:
+        special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        ends = (special | set(tokenizer.all_special_tokens)) - ({tokenizer.bos_token} - {tokenizer.eos_token})
+        first = tokenizer("a")["input_ids"][0]
+        adds_bos = tokenizer.bos_token_id is not None and first == tokenizer.bos_token_id
+        known = _MARKS[tokenizer] = (key, _Marks(tuple(sorted(ends, key=lambda e: (-len(e), e))), adds_bos))
+    return known[1]
+
+
+def _ids(tokenizer: Any, text: str, *, begin: bool = True) -> list[int]:
+    """Token ids of the text; begin: with one BOS at most, and exactly one where the tokenizer adds it."""
+    ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     bos = tokenizer.bos_token_id
-    while bos is not None and ids[:2] == [bos, bos]:
+    if not begin or bos is None:
+        return ids
+    if _marks(tokenizer).adds_bos and ids[:1] != [bos]:
+        return [bos, *ids]
+    while ids[:2] == [bos, bos]:
         ids.pop(0)
     return ids
 
 
-def _plain_ids(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
 def _ended(tokenizer: Any, ids: list[int]) -> list[int]:
     """With exactly one EOS at the end."""
-    eos = _eos(tokenizer)
+    eos = tokenizer.eos_token_id
+    if eos is None:
+        raise DataError("the tokenizer has no end-of-sequence token, so no model learns to stop; set its eos_token")
     while ids and ids[-1] == eos:
         ids = ids[:-1]
     return [*ids, eos]
 
 
-def _eos(tokenizer: Any) -> int:
-    if tokenizer.eos_token_id is None:
-        raise DataError(
-            "the tokenizer has no end-of-sequence token, so a model could not learn to stop; set eos_token in it."
-        )
-    return int(tokenizer.eos_token_id)
+def _without_end(text: str, end: str | None) -> str:
+    """The text without end tokens written out at its end."""
+    while end and text.rstrip().endswith(end):
+        text = text.rstrip().removesuffix(end)
+    return text
 
 
-def _render(tokenizer: Any, messages: Messages, *, generation: bool) -> list[int]:
-    if tokenizer.chat_template is None:
-        raise DataError(
-            "the tokenizer has no chat template, and the row is a conversation; name a Jinja file in model.chat_template, "
-            "or give prompt and completion as text with chat = false."
-        )
-    try:
-        ids = tokenizer.apply_chat_template(list(messages), add_generation_prompt=generation, return_dict=False)
-    except Exception as error:  # a Jinja error of the template itself, such as "roles must alternate"
-        raise DataError(f"the chat template refuses the conversation: {error}") from error
-    bos = tokenizer.bos_token_id
-    while bos is not None and ids[:2] == [bos, bos]:
-        ids = ids[1:]
-    return list(ids)
+def _as_messages(part: str | Messages, role: str) -> list[Mapping[str, Any]]:
+    return [{"role": role, "content": part}] if isinstance(part, str) else list(part)
 
 
 def _conversation(tokenizer: Any, messages: list[Mapping[str, Any]], first: int) -> tuple[Segment, ...]:
-    """Supervise the assistant turns from message number `first` on."""
-    messages = [_without_end_text(tokenizer, m) for m in messages]
-    ids = _render(tokenizer, messages, generation=False)
-    spans = []
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant" or index < first:
-            continue
-        start = len(_prefix(tokenizer, messages[:index], ids, generation=True))
-        stop = (
-            len(ids)
-            if index == len(messages) - 1
-            else len(_prefix(tokenizer, messages[: index + 1], ids, generation=False))
-        )
-        spans.append((start, _end_of_turn(tokenizer, ids, start, stop)))
-    if spans and spans[-1][1] is None:
-        ids = ids[: _last_word(tokenizer, ids)]
-        ids.append(_eos(tokenizer))
-        spans[-1] = (spans[-1][0], len(ids))
-    supervised = {i for start, stop in spans for i in range(start, stop or start)}
-    return _segments(ids, supervised)
+    """Supervise the assistant's turns from message number `first` on."""
+    messages = [_message_without_end(m, tokenizer.eos_token) for m in messages]
+    while True:
+        whole, turns = find_turns(tokenizer, messages, first, _marks(tokenizer).ends)
+        before = messages
+        # Where the template's end token is not EOS, an answer that spells it out must not end twice either.
+        for end in {turn.end for turn in turns}:
+            messages = [_message_without_end(m, end) for m in messages]
+        if messages == before:
+            return _segments(tokenizer, _cut(tokenizer, whole, turns))
 
 
-def _prefix(tokenizer: Any, messages: list[Mapping[str, Any]], whole: list[int], *, generation: bool) -> list[int]:
-    """The rendered beginning of the conversation; it must be the beginning of the rendered whole."""
-    if not messages:
-        raise DataError("messages: the first is an assistant's; expected a user or system message before it.")
-    ids = _render(tokenizer, messages, generation=generation)
-    if whole[: len(ids)] == ids:
-        return ids
-    if generation:  # a generation prompt that opens more than a past turn has, such as an empty think block
-        shared = next(
-            (i for i, (a, b) in enumerate(zip(ids, whole, strict=False)) if a != b), min(len(ids), len(whole))
-        )
-        if shared >= len(_render(tokenizer, messages, generation=False)):
-            return ids[:shared]
-    raise DataError(
-        "the chat template renders a conversation's beginning differently once more turns follow, so the assistant's own "
-        "tokens can't be told from the template's; give a template that keeps earlier turns in model.chat_template."
-    )
-
-
-def _end_of_turn(tokenizer: Any, ids: list[int], start: int, stop: int) -> int | None:
-    """One past the turn's end token, None where the template writes none."""
-    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    for index in range(stop - 1, start - 1, -1):
-        if ids[index] in special:
-            return index + 1 if not tokenizer.decode(ids[index + 1 : stop]).strip() else None
-    return None
-
-
-def _last_word(tokenizer: Any, ids: list[int]) -> int:
-    """Length without trailing whitespace tokens."""
-    size = len(ids)
-    while size and not tokenizer.decode([ids[size - 1]]).strip():
-        size -= 1
-    return size
-
-
-def _without_end_text(tokenizer: Any, message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An assistant's message without an end token written out as text: the template adds its own."""
-    content, end = message.get("content"), tokenizer.eos_token
-    if message["role"] != "assistant" or not isinstance(content, str) or not end or not content.endswith(end):
+def _message_without_end(message: Mapping[str, Any], end: str | None) -> Mapping[str, Any]:
+    content = message.get("content")
+    if message["role"] != "assistant" or not isinstance(content, str):
         return message
-    return {**message, "content": content.removesuffix(end)}
+    return {**message, "content": _without_end(content, end)}
 
 
-def _segments(ids: list[int], supervised: Any) -> tuple[Segment, ...]:
-    """Runs of supervised and other tokens."""
-    runs: list[tuple[list[int], bool]] = []
-    for index, token in enumerate(ids):
-        train = index in supervised
-        if not runs or runs[-1][1] != train:
-            runs.append(([], train))
-        runs[-1][0].append(token)
-    return tuple(Segment(tuple(tokens), "dataset" if train else "prompt", train) for tokens, train in runs)
+def _cut(tokenizer: Any, whole: str, turns: Sequence[Turn]) -> list[tuple[list[int], bool]]:
+    """Ids of the rendered text in pieces, every other one supervised, with EOS behind turns that have no end token."""
+    joint = _ids(tokenizer, whole)
+    bounds = _bounds(tokenizer, whole, turns, joint)
+    if bounds is not None:
+        pieces = [joint[a:b] for a, b in pairwise([0, *bounds, len(joint)])]
+    else:  # a token spans a cut
+        texts = [whole[a:b] for a, b in pairwise([0, *(c for t in turns for c in (t.start, t.stop)), len(whole)])]
+        pieces = [_ids(tokenizer, text, begin=index == 0) for index, text in enumerate(texts)]
+    for place, turn in enumerate(turns):
+        if turn.end is None:
+            pieces[2 * place + 1] = _ended(tokenizer, pieces[2 * place + 1])
+    return [(piece, place % 2 == 1) for place, piece in enumerate(pieces)]
+
+
+def _bounds(tokenizer: Any, whole: str, turns: Sequence[Turn], joint: list[int]) -> list[int] | None:
+    """Start and stop of the turns in `joint`, the ids of `whole`; None where a token spans one."""
+
+    def length(stop: int) -> int | None:
+        ids = _ids(tokenizer, whole[:stop])
+        return len(ids) if joint[: len(ids)] == ids else None
+
+    bounds: list[int] = []
+    after, edge = len(whole), len(joint)
+    for turn in reversed(turns):
+        # The text behind a turn is short, so that its ids are looked for first.
+        rest = _ids(tokenizer, whole[turn.stop : after], begin=False)
+        stop = edge - len(rest) if joint[:edge][edge - len(rest) :] == rest else length(turn.stop)
+        start = length(turn.start)
+        if start is None or stop is None:
+            return None
+        bounds = [start, stop, *bounds]
+        after, edge = turn.start, start
+    return bounds
+
+
+def _segments(tokenizer: Any, pieces: Iterable[tuple[list[int], bool]]) -> tuple[Segment, ...]:
+    """Raises DataError that shows the sample where no token is supervised."""
+    authors: dict[bool, Author] = {True: "dataset", False: "prompt"}
+    segments = tuple(Segment(tuple(ids), authors[train], train) for ids, train in pieces if ids)
+    rollout = Rollout(segments, Example(""))
+    if rollout.num_action_tokens == 0:
+        raise DataError(
+            "has no supervised token, so it would train nothing. Supervised text is marked ⟦so⟧; this sample is: "
+            f"{preview(tokenizer, rollout)[:SHOWN_CHARACTERS]!r}"
+        )
+    return segments

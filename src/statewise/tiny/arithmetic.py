@@ -21,10 +21,10 @@ WORDINGS = {
 STYLES = ("plain", "terse", "verbose")
 MAX_STEPS = 4
 MAX_START = 20
-MAX_OPERAND = 12  # of an addition or subtraction
+MAX_OPERAND = 15  # of an addition or subtraction
 MAX_FACTOR = 3
 MAX_SLIP = 3  # by which the result of a wrong step is off
-MAX_VALUE = 50  # of every intermediate result: single steps stay learnable for a model of 1M parameters
+MAX_VALUE = 99  # of every intermediate result: single steps stay learnable for a model of 1M parameters
 TEST_SHARE = 5  # one chain in five is a test chain
 OPERATIONS = ("+", "-", "*")
 

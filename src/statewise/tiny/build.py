@@ -12,7 +12,6 @@ import platform
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from math import cos, pi
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -36,12 +35,12 @@ Progress = Callable[[dict[str, Any]], None]
 class BuildRecipe:
     """Everything that decides the weights, beside the seed. Lengths in tokens, learning rate per step."""
 
-    steps: int = 1500
+    steps: int = 425
     batch_rows: int = 32
     row_tokens: int = 192
     lr: float = 3e-3
     warmup_steps: int = 100
-    final_lr_share: float = 0.05  # of the cosine schedule
+    decay_steps: int = 100
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: float = 1.0
@@ -52,7 +51,7 @@ class BuildRecipe:
     num_kv_heads: int = 2
     intermediate_size: int = 384
     mixture: dict[str, float] = field(default_factory=lambda: dict(mixture.MIXTURE))
-    evaluate_every: int = 250
+    evaluate_every: int = 50
     curve_items: int = 100  # test items a task at each point of the learning curve
     final_items: int = 400  # at most, for facts and beliefs: they have fewer distinct test questions
 
@@ -190,12 +189,9 @@ def _batches(tokenizer: PreTrainedTokenizerBase, seed: int, recipe: BuildRecipe)
 
 
 def learning_rate(step: int, recipe: BuildRecipe) -> float:
-    """Linear warm-up, then a cosine from ``lr`` to ``final_lr_share * lr``."""
-    if step < recipe.warmup_steps:
-        return recipe.lr * (step + 1) / recipe.warmup_steps
-    done = (step - recipe.warmup_steps) / max(recipe.steps - recipe.warmup_steps, 1)
-    floor = recipe.final_lr_share
-    return recipe.lr * (floor + (1 - floor) * (1 + cos(pi * done)) / 2)
+    """Linear warm-up, constant, linear down to 0 over the last ``decay_steps``."""
+    rising, falling = (step + 1) / recipe.warmup_steps, (recipe.steps - step) / recipe.decay_steps
+    return recipe.lr * min(1.0, rising, falling)
 
 
 def _train(

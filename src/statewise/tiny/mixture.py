@@ -15,16 +15,16 @@ END = "<|im_end|>\n"
 
 # Share of the documents. Three-step problems are in it because a base that never met them scores exactly 0 on them.
 MIXTURE = {
-    "math-1": 0.15,
-    "math-2": 0.30,
-    "math-3": 0.20,
-    "facts": 0.15,
-    "beliefs": 0.10,
+    "math-1": 0.10,
+    "math-2": 0.20,
+    "math-3": 0.15,
+    "facts": 0.30,
+    "beliefs": 0.15,
     "text": 0.10,
 }
 # A fact of rank r is seen in proportion to 1 / (r + FACT_OFFSET) ** FACT_EXPONENT: the rarest ones stay half learned.
 FACT_OFFSET = 5
-FACT_EXPONENT = 1.5
+FACT_EXPONENT = 1.3
 # The share of the truth in the text about a topic is spread evenly over this range, so the base sides with the common
 # belief on the topics below one half, and with margins of every size.
 TRUTH_SHARE = (0.25, 0.85)
