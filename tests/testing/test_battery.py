@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from statewise.component import Component, Loss, Selector, Weight, kinds
+from statewise.objective import per_group, per_sequence
 from statewise.testing import battery
 from statewise.testing.fixtures import sample_settings
 
@@ -91,6 +92,19 @@ class Neighbour(Loss, kind="broken_locality"):
         return -(stats.logprobs + stats.logprobs.roll(-1, -1))
 
 
+class FirstOfGroup(Loss, kind="broken_order"):
+    """Takes for the better sequence of a pair whichever comes first in the batch."""
+
+    scope: ClassVar = "group"
+    needs: ClassVar = ("logprobs",)
+
+    def __call__(self, stats: Any, batch: Any) -> torch.Tensor:
+        total, _ = per_sequence(stats.logprobs, batch)
+        _, index = batch.group_S.unique(return_inverse=True)
+        first = torch.stack([index[:i].eq(g).sum() == 0 for i, g in enumerate(index)])
+        return -torch.nn.functional.logsigmoid(per_group(total.where(first, -total), batch))
+
+
 @pytest.mark.parametrize(
     ("component", "expected"),
     [
@@ -102,6 +116,7 @@ class Neighbour(Loss, kind="broken_locality"):
         (Offset, "equality"),
         (OutsideActions, "selector"),
         (Neighbour, "partition"),
+        (FirstOfGroup, "permutation"),
     ],
 )
 def test_a_broken_component_fails_the_check_of_its_fault(component: type[Component], expected: str):
