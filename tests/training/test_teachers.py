@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.training.conftest import losses_of, weights_of
-from tests.training.test_distributed import run_on, same
+from tests.training.test_distributed import _shard_on_cpu, run_on, same
 from tests.training.test_loop import _killed, run_in_child
 
 from statewise import train
@@ -260,3 +260,15 @@ def test_teachers_are_routed_by_a_field(model_dir: Path, teacher_dir: Path, tmp_
     assert a != pytest.approx(b, abs=1e-3)
     with pytest.raises(DataError, match=r"field 'domain' is 'b'.*names no teacher"):
         first_loss("none", "ab", by="domain", routes={"a": str(teacher_dir)})
+
+
+def test_a_teacher_beside_a_sharded_policy(
+    model_dir: Path, teacher_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    _shard_on_cpu(monkeypatch)
+    plain = small("offline_kd", model_dir, teacher_dir).to_plain()
+    plain["optim"] = {"optimizer": "sgd", "lr": 0.1}
+    same(run_on(1, plain, tmp_path / "one"), run_on(2, plain, tmp_path / "two"))
+    average = small("self_teacher", model_dir, teacher_dir).to_plain()
+    with pytest.raises(RuntimeError, match=r"'ema': is not possible while parameters are sharded"):
+        run_on(2, average, tmp_path / "average")
