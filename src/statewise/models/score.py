@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from statewise.models.head import FullLogits, Head, Projection, backbone, split_head
 from statewise.models.onepass import chunk_rows, statistics
+from statewise.models.topk import TopK
 from statewise.types import TokenStats
 
 NEEDS = ("logprobs", "entropy", "varentropy", "rank", "topk")
@@ -98,8 +100,20 @@ class InProcessScorer:
         self.model, self.pad_id, self.batch_tokens, self.dtype = model, pad_id, batch_tokens, dtype
         self._head: Head | bool | None = False
 
+    def topk(self, sequences: Sequence[Sequence[int]], k: int) -> list[TopK]:
+        """Log-probabilities of the tokens and of the k most probable ones at each; all of them where k is the vocabulary."""
+        if k == 0:
+            scored = [np.asarray(v["logprobs"], np.float32) for v in self.score(sequences)]
+            return [TopK(v, np.zeros((len(v), 0), np.int64), np.zeros((len(v), 0), np.float32)) for v in scored]
+        return [_as_topk(values) for values in self.score(sequences, ("logprobs", "topk"), topk=k)]
+
     def score(
-        self, sequences: Sequence[Sequence[int]], needs: Sequence[str] = ("logprobs",), *, temperature: float = 1.0
+        self,
+        sequences: Sequence[Sequence[int]],
+        needs: Sequence[str] = ("logprobs",),
+        *,
+        temperature: float = 1.0,
+        topk: int = 20,
     ) -> list[dict[str, Any]]:
         """Per sequence {name: list with one value a token}; a sequence's first token has no state: 0 there."""
         results: list[dict[str, Any]] = [{} for _ in sequences]
@@ -108,7 +122,7 @@ class InProcessScorer:
         try:
             for group in self._groups(sequences):
                 for index, values in zip(
-                    group, self._score([sequences[i] for i in group], needs, temperature), strict=True
+                    group, self._score([sequences[i] for i in group], needs, temperature, topk), strict=True
                 ):
                     results[index] = values
         finally:
@@ -128,7 +142,9 @@ class InProcessScorer:
         return groups
 
     @torch.no_grad()
-    def _score(self, sequences: list[Sequence[int]], needs: Sequence[str], temperature: float) -> list[dict[str, Any]]:
+    def _score(
+        self, sequences: list[Sequence[int]], needs: Sequence[str], temperature: float, topk: int
+    ) -> list[dict[str, Any]]:
         width = max(1, *(len(s) for s in sequences))
         device = next(self.model.parameters()).device
         ids = torch.full((len(sequences), width), self.pad_id, dtype=torch.long)
@@ -139,7 +155,7 @@ class InProcessScorer:
         ids, mask = ids.to(device), mask.to(device)
         at = mask[:, 1:].nonzero(as_tuple=True)
         projection = self._project({"input_ids": ids, "attention_mask": mask}, at)
-        flat = score_rows(projection, ids[:, 1:][at], needs, temperature=temperature, dtype=self.dtype)
+        flat = score_rows(projection, ids[:, 1:][at], needs, temperature=temperature, topk=topk, dtype=self.dtype)
         return _by_sequence(flat, [len(s) for s in sequences])
 
     def _project(self, inputs: dict[str, Tensor], at: tuple[Tensor, ...]) -> Projection | FullLogits:
@@ -149,6 +165,12 @@ class InProcessScorer:
             hidden = backbone(self.model)(**inputs, use_cache=False).last_hidden_state
             return self._head.project(hidden[:, :-1][at])
         return FullLogits(self.model(**inputs, use_cache=False).logits[:, :-1][at])
+
+
+def _as_topk(values: dict[str, list[Any]]) -> TopK:
+    width = len(values["topk_ids"][-1])
+    ids, best = [[-1] * width, *values["topk_ids"][1:]], [[-np.inf] * width, *values["topk_logprobs"][1:]]
+    return TopK(np.asarray(values["logprobs"], np.float32), np.asarray(ids, np.int64), np.asarray(best, np.float32))
 
 
 def _by_sequence(flat: dict[str, Tensor], lengths: list[int]) -> list[dict[str, Any]]:

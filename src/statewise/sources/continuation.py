@@ -101,7 +101,7 @@ class ContinuationSource(PromptSource, kind="continuation"):
         sampling = Sampling(
             self.tokens or self.max_tokens,
             self.teacher_temperature,
-            stop_ids=model.policy.stop_ids,
+            stop_ids=model.stop_ids,
             seed=derive_seed(world.seed, "continuation", step),
         )
         return list(model.sampler.generate(starts, sampling, rows=places))

@@ -57,7 +57,7 @@ class TeacherSource(PromptSource, kind="teacher"):
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
-            stop_ids=model.policy.stop_ids,
+            stop_ids=model.stop_ids,
             seed=derive_seed(world.seed, "teacher", step),
         )
 

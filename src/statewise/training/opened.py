@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,39 @@ from statewise.models.score import InProcessScorer
 from statewise.recipe import Recipe
 from statewise.run import RunDir
 from statewise.settings import TeacherModel
+from statewise.signals.store import SignalStore, weights_hash
 from statewise.training.distributed import is_sharded
 from statewise.training.learner import Dense, Learner
+from statewise.training.remote import Opened, OpenedEndpoint, open_endpoint, print_error, top_k
 from statewise.types import Batch
 
 
 @dataclass(frozen=True)
-class OpenedModel:
-    """A frozen model that samples, scores and gives its next-token distributions."""
+class OpenedModel(Opened):
+    """A frozen model in this process, which gives whole next-token distributions too."""
 
     name: str
     policy: LoadedPolicy
     learner: Learner
     sampler: InProcessSampler
     scorer: InProcessScorer
+    top_k: int = 0
+    stores: dict[Path, SignalStore] = field(default_factory=dict, compare=False)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.policy.tokenizer
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.policy.stop_ids
+
+    @property
+    def num_tokens(self) -> int:  # type: ignore[override]
+        return int(self.policy.model.get_input_embeddings().num_embeddings)
+
+    def open_store(self, folder: Path) -> SignalStore:
+        return SignalStore(folder, {"weights": weights_hash(self.policy.model), "head_dtype": str(self.scorer.dtype)})
 
     def dense(self, batch: Batch) -> Dense:
         """Its projection at every place of the batch."""
@@ -48,21 +68,34 @@ class OpenedModel:
 class Models:
     """Opens models by their settings. Averages of the policy live in `state`, so that a checkpoint holds them.
 
-    learner: the wrapped policy; optimizer: an average moves after each of its steps.
+    learner: the wrapped policy; optimizer: an average moves after each of its steps. say(text): told of endpoints in trouble.
     """
 
     def __init__(
-        self, recipe: Recipe, policy: LoadedPolicy, learner: Any, optimizer: Any, device: Any, state: dict[str, Any]
+        self,
+        recipe: Recipe,
+        policy: LoadedPolicy,
+        learner: Any,
+        optimizer: Any,
+        device: Any,
+        state: dict[str, Any],
+        say: Callable[[str], None] = print_error,
     ):
         self.recipe, self.policy, self.learner, self.optimizer = recipe, policy, learner, optimizer
-        self.device, self.state = device, state
-        self._opened: dict[TeacherModel, OpenedModel] = {}
+        self.device, self.state, self.say = device, state, say
+        self._opened: dict[TeacherModel, OpenedModel | OpenedEndpoint] = {}
 
-    def __call__(self, settings: TeacherModel | str) -> OpenedModel:
-        """The model, frozen and on the policy's device. Raises RecipeError where its vocabulary is another one."""
+    def __call__(self, settings: TeacherModel | str) -> OpenedModel | OpenedEndpoint:
+        """The model, frozen and on the policy's device, or behind its endpoint.
+
+        Raises RecipeError where its vocabulary is another one, EndpointError where its server can't do what is needed.
+        """
         wanted = TeacherModel.model_validate(settings)
         if wanted not in self._opened:
-            self._opened[wanted] = self._open(wanted)
+            remote = wanted.endpoint is not None
+            self._opened[wanted] = (
+                open_endpoint(self.recipe, wanted, self.policy, self.say) if remote else self._open(wanted)
+            )
         return self._opened[wanted]
 
     def _open(self, wanted: TeacherModel) -> OpenedModel:
@@ -81,6 +114,7 @@ class Models:
             Learner(model, [], head_dtype=dtype).eval(),
             InProcessSampler(model, pad_id=policy.pad_id),
             InProcessScorer(model, pad_id=policy.pad_id, dtype=dtype),
+            top_k(self.recipe),
         )
 
     def _load(self, wanted: TeacherModel) -> LoadedPolicy:
