@@ -102,13 +102,13 @@ class Tokens:
     @property
     def limit(self) -> float:
         """The value of the strongest colour: the largest magnitude."""
-        return max((abs(v) for v in self.values if _is_finite(v)), default=0.0)
+        return max((abs(v) for v in self.values if v is not None and math.isfinite(v)), default=0.0)
 
     def marks(self) -> list[dict[str, Any]]:
         """{text, breaks, side, share, hint} a token: share in [0, 1] of the strongest colour."""
         found = []
         for token, value in zip(self.tokens, self.values, strict=True):
-            number = float(value) if value is not None and _is_finite(value) else None
+            number = float(value) if value is not None and math.isfinite(value) else None
             shown = token.replace("\n", "↵").replace("\t", "⇥").replace("\r", "␍")
             found.append(
                 {
@@ -247,10 +247,6 @@ def _cell(value: Value) -> Cell:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_finite(value: Any) -> bool:
-    return value is not None and math.isfinite(value)
 
 
 def _file(name: str) -> str:
