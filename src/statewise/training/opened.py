@@ -24,6 +24,7 @@ from statewise.signals.store import SignalStore, weights_hash
 from statewise.training.distributed import is_sharded
 from statewise.training.learner import Dense, Learner
 from statewise.training.remote import Opened, OpenedEndpoint, open_endpoint, print_error, top_k
+from statewise.training.usage import CountedEngine, Usage, forward_flops, num_tokens
 from statewise.types import Batch
 
 
@@ -34,8 +35,9 @@ class OpenedModel(Opened):
     name: str
     policy: LoadedPolicy
     learner: Learner
-    sampler: InProcessSampler
-    scorer: InProcessScorer
+    sampler: CountedEngine
+    scorer: CountedEngine
+    usage: Usage
     top_k: int = 0
     stores: dict[Path, SignalStore] = field(default_factory=dict, compare=False)
 
@@ -56,6 +58,9 @@ class OpenedModel(Opened):
 
     def dense(self, batch: Batch) -> Dense:
         """Its projection at every place of the batch."""
+        tokens = num_tokens(batch)
+        self.usage.teacher_tokens += tokens
+        self.usage.flops += tokens * forward_flops(self.policy.model)
         with torch.no_grad():
             return self.learner(batch, mode="dense")
 
@@ -68,7 +73,8 @@ class OpenedModel(Opened):
 class Models:
     """Opens models by their settings. Averages of the policy live in `state`, so that a checkpoint holds them.
 
-    learner: the wrapped policy; optimizer: an average moves after each of its steps. say(text): told of endpoints in trouble.
+    learner: the wrapped policy; optimizer: an average moves after each of its steps; usage: counts their tokens.
+    say(text): told of endpoints in trouble.
     """
 
     def __init__(
@@ -79,10 +85,11 @@ class Models:
         optimizer: Any,
         device: Any,
         state: dict[str, Any],
+        usage: Usage | None = None,
         say: Callable[[str], None] = print_error,
     ):
         self.recipe, self.policy, self.learner, self.optimizer = recipe, policy, learner, optimizer
-        self.device, self.state, self.say = device, state, say
+        self.device, self.state, self.usage, self.say = device, state, usage or Usage(), say
         self._opened: dict[TeacherModel, OpenedModel | OpenedEndpoint] = {}
 
     def __call__(self, settings: TeacherModel | str) -> OpenedModel | OpenedEndpoint:
@@ -94,7 +101,7 @@ class Models:
         if wanted not in self._opened:
             remote = wanted.endpoint is not None
             self._opened[wanted] = (
-                open_endpoint(self.recipe, wanted, self.policy, self.say) if remote else self._open(wanted)
+                open_endpoint(self.recipe, wanted, self.policy, self.usage, self.say) if remote else self._open(wanted)
             )
         return self._opened[wanted]
 
@@ -112,8 +119,11 @@ class Models:
             wanted.path,
             policy,
             Learner(model, [], head_dtype=dtype).eval(),
-            InProcessSampler(model, pad_id=policy.pad_id),
-            InProcessScorer(model, pad_id=policy.pad_id, dtype=dtype),
+            CountedEngine(InProcessSampler(model, pad_id=policy.pad_id), self.usage, model, "teacher_tokens"),
+            CountedEngine(
+                InProcessScorer(model, pad_id=policy.pad_id, dtype=dtype), self.usage, model, "teacher_tokens"
+            ),
+            self.usage,
             top_k(self.recipe),
         )
 

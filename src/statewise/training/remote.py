@@ -19,6 +19,7 @@ from statewise.models.topk import TopK, TopKGrid, grid_of, sequences_of
 from statewise.recipe import Recipe
 from statewise.settings import TeacherModel
 from statewise.signals.store import SignalStore
+from statewise.training.usage import CountedEngine, Usage
 from statewise.types import Batch
 
 PROFILED = 20  # tokens a place where nothing in the recipe says how many: what vLLM gives by default
@@ -65,8 +66,8 @@ class OpenedEndpoint(Opened):
     stop_ids: tuple[int, ...]
     top_k: int
     probed: Probed
-    sampler: EndpointSampler
-    scorer: EndpointScorer
+    sampler: CountedEngine
+    scorer: CountedEngine
     stores: dict[Path, SignalStore] = field(default_factory=dict, compare=False)
 
     @property
@@ -91,7 +92,7 @@ class OpenedEndpoint(Opened):
 
 
 def open_endpoint(
-    recipe: Recipe, settings: TeacherModel, policy: LoadedPolicy, say: Callable[[str], None]
+    recipe: Recipe, settings: TeacherModel, policy: LoadedPolicy, usage: Usage, say: Callable[[str], None]
 ) -> OpenedEndpoint:
     """Probe the endpoint and open it. Raises EndpointError, or RecipeError where a named variable is not set."""
     client = Client(
@@ -107,14 +108,15 @@ def open_endpoint(
     rows = int(policy.model.get_input_embeddings().num_embeddings)
     probed = probe(client, settings.model, policy.tokenizer, rows, wanted)
     law = "behavior_logprobs" in recipe.reads()
+    sampler = EndpointSampler(probed.endpoint, processed=probed.processed, needs_law=law)
     return OpenedEndpoint(
         settings.name,
         policy.tokenizer,
         policy.stop_ids,
         wanted.top_k or 0,
         probed,
-        EndpointSampler(probed.endpoint, processed=probed.processed, needs_law=law),
-        EndpointScorer(probed.endpoint),
+        CountedEngine(sampler, usage, None, "teacher_tokens"),
+        CountedEngine(EndpointScorer(probed.endpoint), usage, None, "teacher_tokens"),
     )
 
 
