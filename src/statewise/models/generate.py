@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from statewise.errors import DataError, StatewiseError
+from statewise.models.adapters import lean_adapters
 from statewise.models.cache import RowCache, bytes_a_token, forward_cached, open_cache, right_aligned
 from statewise.models.head import unwrap
 from statewise.models.law import check_law, draw
@@ -117,7 +118,7 @@ class InProcessSampler:
         limits = self._limits(prompts, sampling)
         names = range(len(prompts)) if rows is None else rows
         done: dict[int, Completion] = {}
-        with evaluating(self.model), torch.no_grad():
+        with evaluating(self.model), lean_adapters(self.model), torch.no_grad():
             for row in self._finished(_queue(prompts, limits, names, sampling.seed), sampling):
                 done[row.index] = Completion(tuple(row.tokens), tuple(row.logprobs), row.stop_reason)
                 if self.progress is not None:
