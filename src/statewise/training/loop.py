@@ -157,6 +157,7 @@ def _resumed(recipe: Recipe, path: Path) -> RunDir:
 
 def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, trackers: Any, resume: bool) -> Session:
     from statewise.training import saving
+    from statewise.training.hooks import open_hooks
     from statewise.training.opened import Models
     from statewise.training.world import LearnerScorer, open_learner, open_policy, open_reference, open_sampler
 
@@ -166,6 +167,7 @@ def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, t
     learner = open_learner(recipe, policy)
     wrapped, optimizer = accelerator.prepare(learner, build_optimizer(learner, recipe.optim))
     state = saving.component_state(found)
+    hooks = open_hooks(recipe, policy, wrapped, accelerator, state, resumed=found is not None)
     world = World(
         tokenizer=policy.tokenizer,
         seed=recipe.seed,
@@ -175,7 +177,7 @@ def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, t
             wrapped, policy.pad_id, recipe.eval.batch_tokens, accelerator.device, recipe.source.policy_temperature
         ),
         reference=open_reference(recipe, policy, learner, wrapped, accelerator.device),
-        open_model=Models(recipe, policy, wrapped, optimizer, accelerator.device, state),
+        open_model=Models(recipe, policy, wrapped, hooks, accelerator.device, state),
         reads=recipe.reads(),
         state=state,
         gather=partial(joined, accelerator=accelerator),
@@ -190,12 +192,14 @@ def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, t
     num_examples = recipe.source.num_examples(world)
     multiplier = schedule(recipe.optim, num_steps(recipe.budget, recipe.batch, num_examples))
     training = Training(
-        recipe, accelerator, wrapped, optimizer, world, multiplier, Spent(), num_examples, policy.pad_id
+        recipe, accelerator, wrapped, optimizer, world, multiplier, Spent(), num_examples, policy.pad_id, hooks
     )
     session = Session(recipe, run, policy, training, display, trackers)
     if resume:
         saving.restore(session, found)
-    for model in recipe.models():  # after restoring, which steps the optimizer: an average of the policy would move
+    elif recipe.optim.state == "keep":
+        saving.keep_optimizer(session)
+    for model in recipe.models():
         world.open_model(model)
     return session
 
