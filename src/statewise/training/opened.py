@@ -22,6 +22,7 @@ from statewise.settings import TeacherModel
 from statewise.training.distributed import is_sharded
 from statewise.training.hooks import Hook
 from statewise.training.learner import Dense, Learner
+from statewise.training.usage import CountedEngine, Usage, forward_flops, num_tokens
 from statewise.types import Batch
 
 
@@ -32,11 +33,15 @@ class OpenedModel:
     name: str
     policy: LoadedPolicy
     learner: Learner
-    sampler: InProcessSampler
-    scorer: InProcessScorer
+    sampler: CountedEngine
+    scorer: CountedEngine
+    usage: Usage
 
     def dense(self, batch: Batch) -> Dense:
         """Its projection at every place of the batch."""
+        tokens = num_tokens(batch)
+        self.usage.teacher_tokens += tokens
+        self.usage.flops += tokens * forward_flops(self.policy.model)
         with torch.no_grad():
             return self.learner(batch, mode="dense")
 
@@ -49,14 +54,22 @@ class OpenedModel:
 class Models:
     """Opens models by their settings. Averages of the policy live in `state`, so that a checkpoint holds them.
 
-    learner: the wrapped policy; hooks: of its training, where an average puts one that moves it after every update.
+    learner: the wrapped policy; hooks: of its training, where an average puts one that moves it
+    after every update; usage: counts their tokens.
     """
 
     def __init__(
-        self, recipe: Recipe, policy: LoadedPolicy, learner: Any, hooks: list[Hook], device: Any, state: dict[str, Any]
+        self,
+        recipe: Recipe,
+        policy: LoadedPolicy,
+        learner: Any,
+        hooks: list[Hook],
+        device: Any,
+        state: dict[str, Any],
+        usage: Usage | None = None,
     ):
         self.recipe, self.policy, self.learner, self.hooks = recipe, policy, learner, hooks
-        self.device, self.state = device, state
+        self.device, self.state, self.usage = device, state, usage or Usage()
         self._opened: dict[TeacherModel, OpenedModel] = {}
 
     def __call__(self, settings: TeacherModel | str) -> OpenedModel:
@@ -80,8 +93,11 @@ class Models:
             wanted.path,
             policy,
             Learner(model, [], head_dtype=dtype).eval(),
-            InProcessSampler(model, pad_id=policy.pad_id),
-            InProcessScorer(model, pad_id=policy.pad_id, dtype=dtype),
+            CountedEngine(InProcessSampler(model, pad_id=policy.pad_id), self.usage, model, "teacher_tokens"),
+            CountedEngine(
+                InProcessScorer(model, pad_id=policy.pad_id, dtype=dtype), self.usage, model, "teacher_tokens"
+            ),
+            self.usage,
         )
 
     def _load(self, wanted: TeacherModel) -> LoadedPolicy:
