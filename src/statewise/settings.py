@@ -254,11 +254,11 @@ class EvalSettings(Settings):
     """`tasks` at the start, at the end and every `every` steps (0: not in between).
 
     probe: cross-entropy on held-out text, a task that goes with `tasks` unless one of them is of that kind (default: 64
-    short texts of the embedded tasks); "none": without.
+    short texts of the embedded tasks); "off": without.
     """
 
     tasks: list[Component] = []
-    probe: Component | Literal["none"] | None = None
+    probe: Component | Literal["off"] | None = None
     every: int = Field(0, ge=0)
     at_start: bool = True
     at_end: bool = True
@@ -274,7 +274,7 @@ class EvalSettings(Settings):
     @field_validator("probe", mode="before")
     @classmethod
     def _parse_probe(cls, value: Any) -> Any:
-        return value if value in (None, "none") else parse("task", value, "eval.probe")
+        return value if value in (None, "off") else parse("task", value, "eval.probe")
 
     @field_serializer("tasks")
     def _plain(self, value: list[Component]) -> Any:
@@ -286,6 +286,6 @@ class EvalSettings(Settings):
 
     def all_tasks(self) -> list[Component]:
         """The tasks and the probe."""
-        if self.probe == "none" or any(getattr(task, "usual_purpose", None) == "probe" for task in self.tasks):
+        if self.probe == "off" or any(getattr(task, "usual_purpose", None) == "probe" for task in self.tasks):
             return list(self.tasks)
         return [*self.tasks, self.probe or parse("task", PROBE, "eval.probe")]
