@@ -12,7 +12,7 @@ from statewise.errors import StatewiseError
 
 if TYPE_CHECKING:
     from statewise.recipe import Recipe
-    from statewise.settings import TeacherModel
+    from statewise.teachers import TeacherModel
     from statewise.types import Rollout, World
 
 LOOKED_AT = 32  # samples whose ends are looked at

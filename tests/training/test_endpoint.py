@@ -21,8 +21,8 @@ from statewise.errors import EndpointError, RecipeError
 from statewise.models.topk import TopK
 from statewise.recipe import Recipe
 from statewise.run import RunDir
-from statewise.settings import TeacherModel
 from statewise.signals.store import SignalStore
+from statewise.teachers import TeacherModel
 
 WHOLE = "objective.0.loss={kind='kl_student_teacher', top_k=320}"
 FEW = "objective.0.loss={kind='kl_teacher_student', top_k=5}"
@@ -56,6 +56,10 @@ def pair(name: str, model_dir: Path, teacher: Path, server: Server, *changes: st
     return small(name, model_dir, teacher, *changes), small(name, model_dir, teacher, *changes, *remote)
 
 
+def steps_of(run: RunDir) -> list[dict[str, Any]]:
+    return [row for row in run.metrics() if "loss" in row]
+
+
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -79,8 +83,8 @@ def test_a_teacher_at_an_endpoint_is_the_teacher_here(
 @pytest.mark.parametrize("name", ["opd_continuation", "opd_off_policy"])
 def test_its_text_is_learnt_from(name: str, model_dir: Path, teacher: Path, server: Server, tmp_path: Path):
     _, recipe = pair(name, model_dir, teacher, server, "budget.max_steps=3")
-    rows = train(recipe, tmp_path / "run", quiet=True).metrics()
-    assert len(losses_of(RunDir.open(tmp_path / "run"))) == 3 and all(row["grad_norm"] > 0 for row in rows)
+    rows = steps_of(train(recipe, tmp_path / "run", quiet=True))
+    assert len(rows) == 3 and all(row["grad_norm"] > 0 for row in rows)
 
 
 def test_a_bad_server_gives_the_bytes_of_a_good_one(
@@ -227,11 +231,11 @@ def test_what_was_asked_once_is_read_from_then_on(model_dir: Path, teacher: Path
     for name, recipe in (("here", here), ("there", there)):
         first = train(recipe, tmp_path / name, quiet=True)
         assert losses_of(first) == pytest.approx(expected, abs=1e-5)
-        counts = [(row["teacher_cache_hits"], row["teacher_cache_misses"]) for row in first.metrics()]
+        counts = [(row["teacher_cache_hits"], row["teacher_cache_misses"]) for row in steps_of(first)]
         assert counts == [(0, 8), (0, 8), (8, 0), (8, 0)]
         begun = len(server.asked)
         second = train(recipe, tmp_path / f"{name}_again", quiet=True)
-        assert [row["teacher_cache_misses"] for row in second.metrics()] == [0] * 4
+        assert [row["teacher_cache_misses"] for row in steps_of(second)] == [0] * 4
         assert weights_of(second.path, 4) == weights_of(first.path, 4)
         assert len(server.asked) - begun == (2 if name == "there" else 0)
 
@@ -248,13 +252,13 @@ def test_a_changed_teacher_is_asked_again(model_dir: Path, teacher: Path, tmp_pa
     misses = []
     for index, path in enumerate((teacher, changed, teacher)):
         run = train(small("offline_kd", model_dir, path, *changes), tmp_path / f"here{index}", quiet=True)
-        misses.append(run.metrics()[0]["teacher_cache_misses"])
+        misses.append(steps_of(run)[0]["teacher_cache_misses"])
     assert misses == [8, 8, 0]
     for index, path in enumerate((teacher, changed, teacher)):  # one name at the server, other weights
         with serving(Server(path)) as server:
             _, recipe = pair("offline_kd", model_dir, path, server, *changes)
             run = train(recipe, tmp_path / f"there{index}", quiet=True)
-        misses.append(run.metrics()[0]["teacher_cache_misses"])
+        misses.append(steps_of(run)[0]["teacher_cache_misses"])
     assert misses[3:] == [8, 8, 0]
 
 

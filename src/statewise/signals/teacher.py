@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 
 from statewise.component import Signal
 from statewise.errors import DataError, RecipeError, nearest
-from statewise.settings import TeacherModel
 from statewise.sources.ranks import divided
+from statewise.teachers import TeacherModel
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,9 +10,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from statewise.errors import RecipeError
-from statewise.settings import TeacherModel
 from statewise.sources.prompts import Prompt, PromptSource
 from statewise.sources.ranks import divided
+from statewise.teachers import TeacherModel
 from statewise.types import Author, Completion, Rollout, Sampling, Segment, derive_seed
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from statewise.models.load import LoadedPolicy, load_policy, resolve
 from statewise.models.score import InProcessScorer
 from statewise.recipe import Recipe
 from statewise.run import RunDir
-from statewise.settings import TeacherModel
 from statewise.signals.store import SignalStore, weights_hash
+from statewise.teachers import TeacherModel
 from statewise.training.distributed import is_sharded
 from statewise.training.hooks import Hook
 from statewise.training.learner import Dense, Learner

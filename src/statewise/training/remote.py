@@ -17,8 +17,8 @@ from statewise.models.load import LoadedPolicy
 from statewise.models.probe import Probed, Wanted, probe
 from statewise.models.topk import TopK, TopKGrid, grid_of, sequences_of
 from statewise.recipe import Recipe
-from statewise.settings import TeacherModel
 from statewise.signals.store import SignalStore
+from statewise.teachers import TeacherModel
 from statewise.training.usage import CountedEngine, Usage
 from statewise.types import Batch
 
