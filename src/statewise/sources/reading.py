@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from statewise.errors import DataError
+from statewise.hub import prepare_hub
 
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
@@ -156,6 +157,7 @@ def _read_tiny(name: str, split: str, settings: dict[str, Any], rows: Rows) -> N
 
 
 def _read_hub(name: str, config: str | None, split: str, rows: Rows) -> None:
+    prepare_hub(name)
     from datasets import load_dataset
 
     try:
