@@ -1,0 +1,179 @@
+"""`statewise study`: arms x seeds under one budget, and what they show."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from statewise.cli.output import interval, print_json, print_table, say
+from statewise.errors import CheckFailed, Interrupted
+
+if TYPE_CHECKING:
+    from statewise.study.plan import Plan
+    from statewise.study.schedule import Event
+
+app = typer.Typer(help="Plan, run and read studies.", no_args_is_help=True)
+FILE = typer.Argument(help="A study's TOML file.")
+PLACE = typer.Argument(help="A study's TOML file, or its directory.")
+OUT = typer.Option(None, help="The study's directory; default: the file's path without .toml.")
+JSON = typer.Option(False, "--json", help="Print as JSON.")
+
+
+@app.command("plan")
+def plan(file: Path = FILE, out: Path = OUT, as_json: bool = JSON) -> None:
+    """The runs of a study in their order; trains nothing and writes nothing."""
+    from statewise.study.plan import make_plan
+    from statewise.study.work import is_done
+
+    found = make_plan(file, out)
+    if as_json:
+        return print_json({**found.to_plain(), "out": str(found.out)})
+    budget = found.study.budget
+    words = "each arm's own" if budget is None else _words(budget.model_dump(exclude_none=True))
+    print(f"{found.name}: {_amount(found)} -> {found.out}; budget of an arm: {words}")
+    rows = [
+        [
+            job.arm,
+            job.seed,
+            _words(job.recipe.budget.model_dump(exclude_none=True)),
+            ", ".join(f"{arm}-seed{seed}" for arm, seed in job.needs) or None,
+            "done" if is_done(found, job.key) else "to do",
+            job.key,
+        ]
+        for job in found.jobs
+    ]
+    print_table(["arm", "seed", "budget", "needs", "status", "run"], rows)
+
+
+@app.command("run")
+def run(
+    file: Path = FILE,
+    out: Path = OUT,
+    jobs: int = typer.Option(None, "--jobs", min=1, help="Runs at a time; default: as many as the cores hold."),
+    on: str = typer.Option("local", "--on", help="local, ray or slurm."),
+    as_json: bool = typer.Option(False, "--json", help="Print the table as JSON at the end."),
+) -> None:
+    """Do what is left of a study. After an interruption or a kill, the same command goes on.
+
+    What failed is tried again. The exit code is 1 where a run failed, after all others have been done.
+    """
+    from statewise.study.plan import make_plan
+    from statewise.study.run import run_study
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    found = make_plan(file, out)
+    say(f"study {found.name}: {_amount(found)} -> {found.out}")
+    try:
+        failed = run_study(found, jobs=jobs, on=on, tell=_Teller(found))
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; go on with: statewise study run {file} --out {found.out}") from None
+    _print_table(found.out, None, as_json)
+    if failed:
+        lines = "\n".join(f"  {key}: {error}" for key, error in failed.items())
+        raise CheckFailed(f"{found.name}: {len(failed)} of {len(found.jobs)} runs failed:\n{lines}")
+
+
+@app.command("status")
+def status(place: Path = PLACE, as_json: bool = JSON) -> None:
+    """How far each run is."""
+    from statewise.study.results import read_study
+    from statewise.study.table import status as rows_of
+
+    rows = rows_of(read_study(place))
+    if as_json:
+        return print_json(rows)
+    columns = ("arm", "seed", "status", "step", "loss", "seconds", "error")
+    print_table(columns, [[_short(row.get(column)) for column in columns] for row in rows])
+
+
+@app.command("table")
+def table(
+    place: Path = PLACE,
+    vs: str = typer.Option(None, "--vs", help="The arm that others are compared with; default: the study's `versus`."),
+    as_json: bool = JSON,
+) -> None:
+    """Target, retention and forgetting of every arm, with paired 95 % intervals, and what it took."""
+    _print_table(place, vs, as_json)
+
+
+def _print_table(place: Path, vs: str | None, as_json: bool) -> None:
+    from statewise.study.results import read_study
+    from statewise.study.table import table as rows_of
+
+    study = read_study(place)
+    rows = rows_of(study, vs)
+    if as_json:
+        return print_json({"name": study.plan["name"], "target": study.plan["target"], "rows": rows})
+    if not any(row.get("scores") for row in rows):
+        return say("no run is done yet")
+    retention = study.retention
+    columns = [
+        "arm",
+        "seeds",
+        study.plan["target"],
+        "gain",
+        *(f"F {task}" for task in retention),
+        "retention",
+        "seconds",
+    ]
+    versus = next((row["versus"]["arm"] for row in rows if row.get("versus")), None)
+    print_table([*columns, *([f"vs {versus}"] if versus else [])], [_cells(study, row, versus) for row in rows])
+
+
+def _cells(study: Any, row: dict[str, Any], versus: str | None) -> list[Any]:
+    seeds = f"{row['seeds']}/{row['planned']}" if "planned" in row else None
+    if not row.get("scores"):
+        return [row["arm"], seeds, row["status"], *[None] * (len(study.retention) + 3 + bool(versus))]
+    forgotten = row.get("forgetting", {})
+    return [
+        row["arm"],
+        seeds,
+        f"{row['scores'][study.plan['target']]:.3f}",
+        _interval(row.get("gain")),
+        *(_interval(forgotten.get(task)) for task in study.retention),
+        None if row.get("retention") is None else f"{row['retention']:.3f}",
+        None if "seconds" not in row else round(row["seconds"]),
+        *([_interval(row.get("versus"))] if versus else []),
+    ]
+
+
+def _interval(value: dict[str, float] | None) -> str | None:
+    return None if value is None else interval({"mean": value["value"], "low": value["low"], "high": value["high"]})
+
+
+def _words(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key} = {value:g}" for key, value in values.items())
+
+
+def _amount(plan: Plan) -> str:
+    arms = len({job.arm for job in plan.jobs})
+    return f"{len(plan.jobs)} run(s), {arms} arm(s)"
+
+
+def _short(value: Any) -> Any:
+    return value if not isinstance(value, str) or len(value) <= 90 else value[:87] + "..."
+
+
+class _Teller:
+    """A line on stderr when a piece starts and ends."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self.ended = 0
+        self.since: dict[str, float] = {}
+        self.first = time.monotonic()
+
+    def __call__(self, event: Event) -> None:
+        name = event.key if event.key in self.plan.by_key else f"base model {event.key}"
+        if event.what == "started":
+            self.since[event.key] = time.monotonic()
+            return say(f"  start   {name}")
+        took = time.monotonic() - self.since.get(event.key, time.monotonic())
+        words = {"done": f"done    {name} in {took:.0f} s", "failed": f"FAILED  {name}: {event.error}"}
+        say("  " + words.get(event.what, f"left    {name}: {event.error}"))
+        sys.stderr.flush()

@@ -1,0 +1,82 @@
+"""Worker processes on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from statewise.study.plan import Plan
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class LocalWorkers:
+    """A worker a thread of the caller; each imports torch once and does many pieces, and is replaced when it dies."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self._own = threading.local()
+        self._all: list[subprocess.Popen[str]] = []
+
+    def __call__(self, key: str) -> str | None:
+        """Do a piece; the error in words, None where there was none."""
+        worker = getattr(self._own, "worker", None)
+        if worker is None or worker.poll() is not None:
+            worker = self._own.worker = self._start()
+        answer = _ask(worker, key)
+        if answer:
+            error: str | None = json.loads(answer)["error"]
+            return error
+        return f"the process ended with {_ending(worker.wait())} (log: {self.plan.out / 'logs' / key}.log)"
+
+    def _start(self) -> subprocess.Popen[str]:
+        threads = {name: str(self.plan.study.resources.cpus) for name in THREAD_VARIABLES}
+        environment = {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false", **os.environ, **threads}
+        command = [sys.executable, "-m", "statewise.study.worker", str(self.plan.file), str(self.plan.out)]
+        with (self.plan.out / "logs" / "workers.log").open("a") as log:
+            options: dict[str, Any] = {"text": True, "start_new_session": True, "env": environment, "stderr": log}
+            worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
+        self._all.append(worker)
+        return worker
+
+    def stop(self) -> None:
+        """Ask the pieces at hand to write a checkpoint and end."""
+        for worker in self._all:
+            if worker.poll() is None:
+                worker.send_signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        """Wait for the workers to end."""
+        for worker in self._all:
+            if worker.stdin is not None:
+                try:
+                    worker.stdin.close()
+                except OSError:
+                    continue
+        for worker in self._all:
+            worker.wait()
+
+
+def _ask(worker: subprocess.Popen[str], key: str) -> str:
+    """The worker's answer; empty where it died."""
+    assert worker.stdin is not None and worker.stdout is not None
+    try:
+        worker.stdin.write(key + "\n")
+        worker.stdin.flush()
+        return worker.stdout.readline()
+    except OSError:
+        return ""
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"code {code}"
+    try:
+        return signal.Signals(-code).name + (" (out of memory?)" if code == -signal.SIGKILL else "")
+    except ValueError:
+        return f"signal {-code}"

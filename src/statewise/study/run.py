@@ -1,0 +1,82 @@
+"""Running a study: what is left of its plan, on the workers chosen."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from statewise.errors import RecipeError, RunError
+from statewise.files import atomic_write, to_json
+from statewise.study.plan import Plan
+from statewise.study.schedule import Event, Workers, run_all
+from statewise.study.work import is_done
+
+ON = ("local", "ray", "slurm")
+
+
+def run_study(
+    plan: Plan,
+    *,
+    jobs: int | None = None,
+    on: str = "local",
+    tell: Callable[[Event], None] = lambda event: None,
+    work: Workers | None = None,
+) -> dict[str, str]:
+    """Do what is not done yet; returns {piece: error} of what failed.
+
+    jobs: pieces at a time; default: as many as the resources of an arm fit into the machine's cores.
+    Raises RunError where another process runs this study.
+    """
+    (plan.out / "logs").mkdir(parents=True, exist_ok=True)
+    with _lock(plan.out):
+        atomic_write(plan.out / "plan.json", to_json(plan.to_plain(), indent=2) + "\n")
+        needs = left_to_do(plan)
+        started = time.perf_counter()
+        if not needs:
+            return {}
+        failed = run_all(needs, work or _workers(plan, on), jobs or default_jobs(plan), tell)
+        _note(plan.out, time.perf_counter() - started, len(needs), failed)
+    return failed
+
+
+def left_to_do(plan: Plan) -> dict[str, list[str]]:
+    """{piece: the pieces that it needs}, without what is done; first come those that others wait for."""
+    found: dict[str, list[str]] = {key: [] for key in plan.bases if not is_done(plan, key)}
+    wanted = {need for job in plan.jobs for need in job.needs}
+    for job in sorted(plan.jobs, key=lambda job: (job.arm, job.seed) not in wanted):
+        if not is_done(plan, job.key):
+            found[job.key] = [plan.by_arm[need].key for need in job.needs]
+    return found
+
+
+def default_jobs(plan: Plan) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // plan.study.resources.cpus)
+
+
+def _workers(plan: Plan, on: str) -> Workers:
+    if on == "local":
+        from statewise.study.local import LocalWorkers
+
+        return LocalWorkers(plan)
+    raise RecipeError(f"--on: received {on!r}, expected one of {', '.join(ON)}.")
+
+
+def _note(out: Path, seconds: float, pieces: int, failed: dict[str, str]) -> None:
+    """A line in study.jsonl: how long this call took, and what failed in it."""
+    with (out / "study.jsonl").open("a", encoding="utf-8") as file:
+        file.write(to_json({"seconds": round(seconds, 3), "pieces": pieces, "failed": failed}) + "\n")
+
+
+@contextmanager
+def _lock(out: Path) -> Iterator[None]:
+    with (out / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{out}: another process runs this study; wait for it, or choose another --out.") from None
+        yield

@@ -1,0 +1,97 @@
+"""Doing one piece of a study in this process: the untrained model's scores, or a run; what is done already is left."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from statewise.errors import RunError
+from statewise.recipe import Recipe
+from statewise.run import PARTS, RunDir
+from statewise.study.plan import Job, Plan, references, resolve
+
+ORPHAN_SECONDS = 120.0  # how long a run's writer, whose study was killed, gets to write its checkpoint and end
+
+
+def is_done(plan: Plan, key: str) -> bool:
+    """Whether there is nothing left to do."""
+    if key in plan.bases:
+        return (base_path(plan, key) / "summary.json").is_file()
+    path = plan.path(plan.by_key[key])
+    return (path / "run.json").is_file() and RunDir.open(path).status == "completed"
+
+
+def base_path(plan: Plan, key: str) -> Path:
+    return plan.out / "base" / key
+
+
+def execute(plan: Plan, key: str) -> None:
+    """Do the piece called `key`; raises what training or evaluation raises."""
+    if is_done(plan, key):
+        return
+    if key in plan.bases:
+        return _evaluate_base(plan.bases[key], base_path(plan, key), plan.study.seeds[0])
+    _train(plan, plan.by_key[key])
+
+
+def _evaluate_base(recipe: Recipe, out: Path, seed: int) -> None:
+    import torch
+
+    from statewise import evals
+    from statewise.models.load import load_policy
+
+    policy = load_policy(recipe.model, device="cuda" if torch.cuda.is_available() else None)
+    settings: dict[str, Any] = {"batch_tokens": recipe.eval.batch_tokens, "base_dir": recipe.base_dir}
+    evals.run(policy, recipe.eval.tasks, out=out, seed=seed, **settings)
+
+
+def _train(plan: Plan, job: Job) -> None:
+    from statewise.training.loop import train
+
+    path, recipe = plan.path(job), concrete(plan, job)
+    _wait_for_writer(path)
+    resume = (path / "run.json").is_file()
+    if resume:
+        run = RunDir.open(path)
+        if (
+            run.recipe_hash != recipe.hash
+        ):  # the same work (its identity is in the path) where a path to a teacher moved
+            with run.lock():
+                run.replace_recipe(recipe)
+    elif path.is_dir() and {p.name for p in path.iterdir()} <= {"recipe.toml", "lock", *PARTS}:
+        shutil.rmtree(path)  # a run that was killed while it was being made
+    train(recipe, path, resume=resume, quiet=True)
+
+
+def _wait_for_writer(path: Path) -> None:
+    until = time.monotonic() + ORPHAN_SECONDS
+    while (path / "lock").is_file() and RunDir(path).is_locked():
+        if time.monotonic() > until:
+            raise RunError(
+                f"{path}: another process has been writing to this run for {ORPHAN_SECONDS:.0f} s; end it first."
+            )
+        time.sleep(0.2)
+
+
+def concrete(plan: Plan, job: Job) -> Recipe:
+    """The job's recipe with paths in place of `arm:...`: a checkpoint to start from, a run to be taught by.
+
+    Raises RunError where the run has no checkpoint.
+    """
+    plain = job.recipe.to_plain()
+    named = {(arm, seed): plan.by_arm[arm, job.seed if seed is None else seed] for arm, seed in references(plain)}
+    model = plain.pop("model", {})
+    resolved = resolve(plain, {reference: str(plan.path(other)) for reference, other in named.items()})
+    checkpoints = {reference: _checkpoint(plan.path(named[reference])) for reference in references(model)}
+    return Recipe.from_plain(
+        {**resolved, "model": resolve(model, checkpoints)}, name=job.recipe.name, base_dir=job.recipe.base_dir
+    )
+
+
+def _checkpoint(path: Path) -> str:
+    checkpoints = RunDir.open(path).checkpoints()
+    if not checkpoints:
+        raise RunError(f"{path}: has no checkpoint to start from.")
+    return str(checkpoints[max(checkpoints)])
