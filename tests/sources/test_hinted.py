@@ -157,19 +157,22 @@ def test_settings_that_are_none(settings, message):
         source(**settings)
 
 
-def test_training_on_it(tmp_path):
+@pytest.mark.parametrize("writer", ["policy", "step0"])
+def test_training_on_it(tmp_path, writer):
     from statewise.training.loop import train
 
     recipe = Recipe.from_plain(
         {
-            "source": TINY,
+            "source": {**TINY, "writer": writer, "own_tries": 0, "verifier": ANYTHING},
             "signal": ["gold"],
             "objective": [{"loss": "nll", "weight": "cll"}],
-            "batch": {"rollouts": 8},
+            "batch": {"rollouts": 4},
+            "optim": {"lr": 0.02},
             "budget": {"max_steps": 2},
         }
     )
     run = train(recipe, tmp_path / "run", quiet=True)
-    row = next(r for r in run.metrics() if "loss" in r)
-    assert row["num_kept"] > 0
-    assert row["own_share"] > 0
+    first, second = (row for row in run.metrics() if "num_kept" in row)
+    assert first["num_kept"] > 0
+    # After a step as long as this one the policy writes something else, its past does not.
+    assert (second["kept_phi"] < first["kept_phi"] - 1 or second["num_kept"] == 0) == (writer == "policy")

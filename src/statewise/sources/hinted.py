@@ -30,6 +30,7 @@ class HintedSource(PromptSource, kind="hinted"):
     (`tries` times): the imitator is shown the row's answer by `hint`, the plain stream is not. What the verifier accepts is gold,
     so that a step may hold fewer rollouts than prompts, or none.
 
+    writer: the "policy" at its current weights, or at "step0", as in a data set that was realigned beforehand.
     hint: a shipped one (instruct, analysis, thinking, base, echo), a TOML file, or "auto".
     delimiter: behind this text the plain stream writes alone; "auto": the hint's, else what the data's answers use
     (\\boxed{ or ####); "none". Texts without it are discarded.
@@ -42,6 +43,7 @@ class HintedSource(PromptSource, kind="hinted"):
     writes: ClassVar[tuple[str, ...]] = ("gold", "hint_weights", "behavior_phi")
     authors: ClassVar[tuple[Author, ...]] = ("policy",)
 
+    writer: Literal["policy", "step0"] = "policy"
     verifier: Verifier
     threshold: float = Field(1.0, allow_inf_nan=False)
     self_test: bool = True
@@ -117,14 +119,15 @@ class HintedSource(PromptSource, kind="hinted"):
         return HintedLaw(**{**own, "stop_ids": stop_ids, "seed": 0})
 
     def realigner(self, world: World, **settings: Any) -> Realigner:
-        """The pipeline on the world's policy; `settings`: of HintedDecoder. Raises RecipeError for a hint that is none."""
+        """The pipeline on the writer; `settings`: of HintedDecoder. Raises RecipeError for a hint that is none."""
         from statewise.models.hinted import HintedDecoder
         from statewise.models.load import pad_id, stop_ids
         from statewise.sources.realigning import Realigner
 
         hint, delimiter = self.shown(world)
+        model = world.open_model("step0").policy.model if self.writer == "step0" else world.policy
         return Realigner(
-            HintedDecoder(world.policy, pad_id=pad_id(world.tokenizer), **settings),
+            HintedDecoder(model, pad_id=pad_id(world.tokenizer), **settings),
             world.tokenizer,
             self.law(stop_ids(world.policy, world.tokenizer)),
             hint,
