@@ -134,17 +134,23 @@ class OptimSettings(Settings):
 
 
 class Budget(Settings):
-    """The run ends at whichever comes first. `max_tokens` counts trained (selected) action tokens."""
+    """The run ends at whichever comes first. `max_tokens` counts action tokens that may be trained.
+
+    `max_flops`: operations of training, sampling and teachers, estimated as `training.usage` says.
+    """
 
     max_steps: int | None = Field(None, ge=0)
     max_epochs: float | None = Field(None, gt=0)
     max_tokens: int | None = Field(None, ge=1)
+    max_flops: float | None = Field(None, gt=0)
     max_seconds: float | None = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _some(self) -> Budget:
         if not self.model_dump(exclude_none=True):
-            raise RecipeError("budget: is empty; give at least one of max_steps, max_epochs, max_tokens, max_seconds.")
+            raise RecipeError(
+                "budget: is empty; give at least one of max_steps, max_epochs, max_tokens, max_flops, max_seconds."
+            )
         return self
 
 

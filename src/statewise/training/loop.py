@@ -158,6 +158,7 @@ def _resumed(recipe: Recipe, path: Path) -> RunDir:
 def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, trackers: Any, resume: bool) -> Session:
     from statewise.training import saving
     from statewise.training.opened import Models
+    from statewise.training.usage import CountedEngine, Usage
     from statewise.training.world import LearnerScorer, open_learner, open_policy, open_reference, open_sampler
 
     display.say(f"loading {recipe.model.path}")
@@ -165,17 +166,18 @@ def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, t
     policy = open_policy(recipe, found)
     learner = open_learner(recipe, policy)
     wrapped, optimizer = accelerator.prepare(learner, build_optimizer(learner, recipe.optim))
-    state = saving.component_state(found)
+    state, usage = saving.component_state(found), Usage()
+    scorer = LearnerScorer(
+        wrapped, policy.pad_id, recipe.eval.batch_tokens, accelerator.device, recipe.source.policy_temperature
+    )
     world = World(
         tokenizer=policy.tokenizer,
         seed=recipe.seed,
         policy=policy.model,
-        sampler=open_sampler(recipe, policy, wrapped),
-        scorer=LearnerScorer(
-            wrapped, policy.pad_id, recipe.eval.batch_tokens, accelerator.device, recipe.source.policy_temperature
-        ),
-        reference=open_reference(recipe, policy, learner, wrapped, accelerator.device),
-        open_model=Models(recipe, policy, wrapped, optimizer, accelerator.device, state),
+        sampler=open_sampler(recipe, policy, wrapped, usage),
+        scorer=CountedEngine(scorer, usage, policy.model),
+        reference=open_reference(recipe, policy, learner, wrapped, accelerator.device, usage),
+        open_model=Models(recipe, policy, wrapped, optimizer, accelerator.device, state, usage),
         reads=recipe.reads(),
         state=state,
         gather=partial(joined, accelerator=accelerator),
@@ -190,7 +192,7 @@ def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, t
     num_examples = recipe.source.num_examples(world)
     multiplier = schedule(recipe.optim, num_steps(recipe.budget, recipe.batch, num_examples))
     training = Training(
-        recipe, accelerator, wrapped, optimizer, world, multiplier, Spent(), num_examples, policy.pad_id
+        recipe, accelerator, wrapped, optimizer, world, multiplier, Spent(), num_examples, policy.pad_id, usage
     )
     session = Session(recipe, run, policy, training, display, trackers)
     if resume:

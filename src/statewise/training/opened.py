@@ -21,6 +21,7 @@ from statewise.run import RunDir
 from statewise.settings import TeacherModel
 from statewise.training.distributed import is_sharded
 from statewise.training.learner import Dense, Learner
+from statewise.training.usage import CountedEngine, Usage, forward_flops, num_tokens
 from statewise.types import Batch
 
 
@@ -31,11 +32,15 @@ class OpenedModel:
     name: str
     policy: LoadedPolicy
     learner: Learner
-    sampler: InProcessSampler
-    scorer: InProcessScorer
+    sampler: CountedEngine
+    scorer: CountedEngine
+    usage: Usage
 
     def dense(self, batch: Batch) -> Dense:
         """Its projection at every place of the batch."""
+        tokens = num_tokens(batch)
+        self.usage.teacher_tokens += tokens
+        self.usage.flops += tokens * forward_flops(self.policy.model)
         with torch.no_grad():
             return self.learner(batch, mode="dense")
 
@@ -48,14 +53,21 @@ class OpenedModel:
 class Models:
     """Opens models by their settings. Averages of the policy live in `state`, so that a checkpoint holds them.
 
-    learner: the wrapped policy; optimizer: an average moves after each of its steps.
+    learner: the wrapped policy; optimizer: an average moves after each of its steps; usage: counts their tokens.
     """
 
     def __init__(
-        self, recipe: Recipe, policy: LoadedPolicy, learner: Any, optimizer: Any, device: Any, state: dict[str, Any]
+        self,
+        recipe: Recipe,
+        policy: LoadedPolicy,
+        learner: Any,
+        optimizer: Any,
+        device: Any,
+        state: dict[str, Any],
+        usage: Usage | None = None,
     ):
         self.recipe, self.policy, self.learner, self.optimizer = recipe, policy, learner, optimizer
-        self.device, self.state = device, state
+        self.device, self.state, self.usage = device, state, usage or Usage()
         self._opened: dict[TeacherModel, OpenedModel] = {}
 
     def __call__(self, settings: TeacherModel | str) -> OpenedModel:
@@ -79,8 +91,11 @@ class Models:
             wanted.path,
             policy,
             Learner(model, [], head_dtype=dtype).eval(),
-            InProcessSampler(model, pad_id=policy.pad_id),
-            InProcessScorer(model, pad_id=policy.pad_id, dtype=dtype),
+            CountedEngine(InProcessSampler(model, pad_id=policy.pad_id), self.usage, model, "teacher_tokens"),
+            CountedEngine(
+                InProcessScorer(model, pad_id=policy.pad_id, dtype=dtype), self.usage, model, "teacher_tokens"
+            ),
+            self.usage,
         )
 
     def _load(self, wanted: TeacherModel) -> LoadedPolicy:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +18,7 @@ from statewise.training.budget import Spent
 from statewise.training.distributed import gather, total
 from statewise.training.metrics import BEHAVIOR_METRICS, StepMetrics
 from statewise.training.packing import micro_batches
+from statewise.training.usage import Usage
 from statewise.types import Batch, Rollout, World, derive_seed
 
 
@@ -34,6 +35,7 @@ class Training:
     spent: Spent
     num_examples: int | None
     pad_id: int
+    usage: Usage = field(default_factory=Usage)
 
 
 def take_step(training: Training) -> dict[str, float]:
@@ -57,7 +59,17 @@ def take_step(training: Training) -> dict[str, float]:
     spent.rollouts += len(rollouts)
     seconds = time.perf_counter() - started
     spent.seconds += seconds
-    return {"step": spent.step, **row, "total_tokens": spent.tokens, "step_seconds": seconds}
+    return {"step": spent.step, **row, "total_tokens": spent.tokens, **_used(training), "step_seconds": seconds}
+
+
+def _used(training: Training) -> dict[str, float]:
+    """Adds the step's usage to what is spent; its totals, tokens only where there are any."""
+    used, spent = training.usage.take(training.accelerator), training.spent
+    spent.generated_tokens += used.generated_tokens
+    spent.teacher_tokens += used.teacher_tokens
+    spent.flops += used.flops
+    tokens = {"total_generated_tokens": spent.generated_tokens, "total_teacher_tokens": spent.teacher_tokens}
+    return {**{name: value for name, value in tokens.items() if value}, "total_flops": spent.flops}
 
 
 def _of_the_step(updates: list[dict[str, float]]) -> dict[str, float]:
@@ -118,6 +130,7 @@ def _update(training: Training, rollouts: list[Rollout], world: World) -> dict[s
             f"step {training.spent.step}: no token is selected by any term, so there is nothing to train on "
             f"(samples {[r.example.id for r in rollouts[:4]]} ...)."
         )
+    training.usage.train(batches, training.accelerator.unwrap_model(training.learner).model)
     metrics = StepMetrics(recipe.objective, recipe.source.part_names)
     training.learner.train()
     for index, batch in enumerate(batches):
