@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from statewise.models.generate import evaluating, forward_cached
+from statewise.models.batching import evaluating
+from statewise.models.cache import forward_cached
 from statewise.models.head import FullLogits, Head, Projection, backbone, split_head
 from statewise.models.score import InProcessScorer, score_rows
 
