@@ -88,6 +88,32 @@ def test_a_measure_that_ranks_is_found() -> None:
     assert rank([]) == []
 
 
+def test_another_vocabulary_is_refused(policy: Any) -> None:
+    from statewise.drift.runs import load
+
+    with pytest.raises(RecipeError, match="base' has other tokens than"):
+        measure_drift(policy, load("tiny"), fixed_prompts(policy, PROMPTS), SETTINGS)
+
+
+def test_the_runs_of_a_study(runs: dict[str, RunDir]) -> None:
+    """Arms by name, against the study's own base evaluation, with its retention tasks."""
+    from statewise.cli.drift import _runs_at
+
+    root = runs["mild0"].path.parent
+    rows = [
+        {"arm": name[:-1], "seed": int(name[-1]), "run": name, "base": "mild1/evals/step_000000", "own_budget": False}
+        for name in runs
+    ]
+    (root / "plan.json").write_text(json.dumps({"runs": rows, "target": "probe", "retention": ["tiny:facts"]}))
+    try:
+        found = _runs_at(root)
+    finally:
+        (root / "plan.json").unlink()
+    assert [f.arm for f in found] == ["mild", "mild", "stress", "opd"]
+    assert found[2].base == root / "mild1/evals/step_000000" and found[2].purposes == {"tiny:facts": "retention"}
+    assert found[2].model.path == runs["mild0"].recipe().model.path
+
+
 def test_what_is_missing_is_said(runs: dict[str, RunDir], tmp_path: Path) -> None:
     fresh = RunDir.create(tmp_path / "fresh", runs["mild0"].recipe())
     with pytest.raises(RunError, match="has no checkpoint"):

@@ -104,8 +104,13 @@ def visits_of(policy: Any, prompts: Sequence[DriftPrompt], settings: DriftSettin
 def _check_same_tokens(a: Any, b: Any) -> None:
     from statewise.training.opened import check_vocabulary
 
-    if a.tokenizer is not b.tokenizer:
+    try:
         check_vocabulary(a, b)
+    except RecipeError:
+        raise RecipeError(
+            f"drift: '{b.path}' has other tokens than '{a.path}', so their states and probabilities can't be compared; "
+            "expected two policies with one tokenizer, up to padding."
+        ) from None
 
 
 def _pooled(
