@@ -21,7 +21,7 @@ def metrics_of(rows: Sequence[Row]) -> list[str]:
 
 
 def groups_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """"all", "module q" ..., "layer 0" ...: the rows of each."""
+    """ "all", "module q" ..., "layer 0" ...: the rows of each."""
     found: dict[str, list[Row]] = {"all": list(rows)}
     for name in ("module", "layer"):
         for value in dict.fromkeys(row[name] for row in rows if row[name] is not None):
@@ -37,7 +37,14 @@ def summarise(values: Sequence[float], weights: Sequence[float]) -> dict[str, fl
         return {"n": 0, **dict.fromkeys(("mean", "low", "high", "weighted", "median"), math.nan)}
     low, high = mean_interval(x)
     weighted = float(x @ w / w.sum())
-    return {"n": x.size, "mean": float(x.mean()), "low": low, "high": high, "weighted": weighted, "median": float(np.median(x))}
+    return {
+        "n": x.size,
+        "mean": float(x.mean()),
+        "low": low,
+        "high": high,
+        "weighted": weighted,
+        "median": float(np.median(x)),
+    }
 
 
 def aggregate(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:

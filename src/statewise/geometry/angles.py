@@ -62,7 +62,10 @@ def first_order(known: Known, delta: torch.Tensor, k: int) -> FirstOrder:
     head, side = u[:, :k].T @ delta, delta @ v[:, :k]
     rows, columns = (head @ v).double().numpy(), (u.T @ side).double().numpy()
     diagonal = torch.cat(
-        [((u[:, i : i + ROWS].T @ delta) * v[:, i : i + ROWS].T).sum(1, dtype=torch.float64) for i in range(0, len(s), ROWS)]
+        [
+            ((u[:, i : i + ROWS].T @ delta) * v[:, i : i + ROWS].T).sum(1, dtype=torch.float64)
+            for i in range(0, len(s), ROWS)
+        ]
     )
     outside = {
         "left": _outside(side.T, columns.T, u.shape[0] > len(s)),
@@ -98,7 +101,9 @@ def _turns(
     return found[0], found[1]
 
 
-def noise_angles(s: np.ndarray, shape: tuple[int, int], norm: float, k: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def noise_angles(
+    s: np.ndarray, shape: tuple[int, int], norm: float, k: int, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """First-order angles (left, right) that i.i.d. Gaussian D of Frobenius norm `norm` would make.
 
     U^T D V is i.i.d. Gaussian too, whatever U and V, so that W0's singular values are all that is needed.

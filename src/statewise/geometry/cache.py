@@ -16,7 +16,7 @@ import numpy as np
 
 from statewise.files import sync
 from statewise.geometry.checkpoints import Weights
-from statewise.geometry.spectrum import RELIABLE, Decomposition, gram_of, other_side, eigen, orthonormal
+from statewise.geometry.spectrum import RELIABLE, Decomposition, eigen, gram_of, orthonormal, other_side
 from statewise.geometry.tensors import Tensor, read_header
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def content_key(weights: Weights, k: int) -> str:
     stored = weights.stored if weights.delta is None else weights.rows()
     head = f"{VERSION} {stored.dtype} {tuple(stored.shape)} {k}"
     digest = hashlib.sha256(head.encode())
-    digest.update(stored.contiguous().view(torch.uint8).numpy())
+    digest.update(stored.contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

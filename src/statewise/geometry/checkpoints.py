@@ -127,7 +127,7 @@ def _download(name: str) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
-    except Exception as error:  # noqa: BLE001 - the hub client raises many kinds, all of them meaning this
+    except Exception as error:  # of many kinds, all of which mean this
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(f"{name}: no such directory, and it can't be had from the hub: {first}") from None
 

@@ -1,9 +1,9 @@
 """Comparing checkpoints matrix by matrix: a worker a matrix, results kept as they come, so that a killed one goes on.
 
-    OUT/geometry.json      what is compared, and with which choices
-    OUT/parts/*.parquet    a file a matrix, written whole; those that are there are not computed again
-    OUT/matrices.parquet   a row a matrix and checkpoint, curves included
-    OUT/results.json       choices, notes, aggregates, and the rows without curves
+OUT/geometry.json      what is compared, and with which choices
+OUT/parts/*.parquet    a file a matrix, written whole; those that are there are not computed again
+OUT/matrices.parquet   a row a matrix and checkpoint, curves included
+OUT/results.json       choices, notes, aggregates, and the rows without curves
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from statewise.files import atomic_write, to_json
 from statewise.geometry.aggregate import Row, aggregate
 from statewise.geometry.checkpoints import Checkpoint, open_checkpoint
 from statewise.geometry.matrices import Matrix, Selection, match
-from statewise.geometry.measure import Measured, Origin, Settings, measure
+from statewise.geometry.measure import Measured, measure
 from statewise.geometry.nulls import gate_jaccard
+from statewise.geometry.origin import Origin, Settings
 from statewise.stats.spectra import subspace_similarity
 
 SCHEMA = 1
@@ -197,7 +198,8 @@ def measure_matrix(comparison: Comparison, index: int) -> list[Row]:
     if len(found) > 1:
         for row, measured in zip(rows, found, strict=True):
             row |= _against_each(measured, found, origin)
-    return rows
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in names} for row in rows]
 
 
 def _lean(measured: Measured) -> Measured:
@@ -236,8 +238,9 @@ def _parquet(rows: Sequence[Row]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    names = dict.fromkeys(name for row in rows for name in row)
     buffer = BytesIO()
-    pq.write_table(pa.Table.from_pylist(list(rows)), buffer)
+    pq.write_table(pa.table({name: [row.get(name) for row in rows] for name in names}), buffer)
     return buffer.getvalue()
 
 
@@ -248,6 +251,9 @@ def _read(file: Path) -> list[Row]:
 
 
 def _write(comparison: Comparison, rows: Sequence[Row], out: Path) -> None:
+    """The results; how long they took is kept apart, so that the same comparison gives the same bytes."""
+    timings = [name for name in rows[0] if name.startswith("seconds_")]
+    rows = [{k: v for k, v in row.items() if k not in timings} for row in rows]
     atomic_write(out / "matrices.parquet", _parquet(rows))
     plain = [{k: v for k, v in row.items() if not isinstance(v, list)} for row in rows]
     content = {**comparison.facts(), "aggregates": aggregate(rows), "matrices": plain}

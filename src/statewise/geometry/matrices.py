@@ -110,7 +110,9 @@ def match(checkpoints: Sequence[Checkpoint], selection: Selection) -> Matched:
             found.matrices += [m for m in matrices_of(tensor, first.config, found.notes) if selection.takes(m)]
     found.notes = list(dict.fromkeys(found.notes))
     if not found.matrices:
-        raise CheckpointError(f"{first.label}: no matrix is left by --modules {' '.join(selection.modules)} and the rest.")
+        raise CheckpointError(
+            f"{first.label}: no matrix is left by --modules {' '.join(selection.modules)} and the rest."
+        )
     return found
 
 

@@ -109,7 +109,7 @@ def _permuted(values: np.ndarray | None) -> Stay:
 
     def stay(below: np.ndarray, above: np.ndarray, even: np.ndarray, scale: float) -> np.ndarray:
         def up_to(x: np.ndarray, inclusive: np.ndarray) -> np.ndarray:
-            sides = [np.searchsorted(values, x / scale, side=side) for side in ("right", "left")]  # type: ignore[call-overload]
+            sides = [np.searchsorted(values, x / scale, side=side) for side in ("right", "left")]
             return np.where(inclusive, sides[0], sides[1])
 
         return (up_to(above, even) - up_to(-below, ~even)) / len(values)

@@ -11,7 +11,7 @@ import numpy as np
 
 from statewise.geometry.cache import bytes_needed
 from statewise.geometry.matrices import Matrix
-from statewise.geometry.measure import Settings
+from statewise.geometry.origin import Settings
 
 PROBE = 768  # side of the product that measures this machine
 # Seconds an entry, on one thread; the rest is arithmetic and scales with the machine's products.

@@ -8,14 +8,11 @@ short side instead of a bidiagonal one of the whole matrix.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from statewise.geometry.checkpoints import LowRank, Weights
-
-if TYPE_CHECKING:
-    import torch
 
 BLOCK = 2048  # rows or columns turned to float64 at once: 64 MiB at 4096
 RELIABLE = 1e-6  # a singular vector from a Gram matrix means nothing below this share of σ_1

@@ -48,7 +48,7 @@ class Tensor:
         raw = np.empty((rows - low) * width * dtype.itemsize, dtype=np.uint8)
         with self.file.open("rb") as file:
             file.seek(self.start + low * width * dtype.itemsize)
-            if file.readinto(raw) != raw.size:
+            if file.readinto(raw.data) != raw.size:
                 raise CheckpointError(f"{self.file}: ends inside tensor '{self.name}': the file is cut short.")
         return torch.from_numpy(raw).view(dtype).reshape(rows - low, *self.shape[1:])
 
