@@ -22,7 +22,10 @@ class RowError(DataError):
 
     def __init__(self, reason: str, detail: str = ""):
         super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
+        self.reason, self.detail = reason, detail
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reason, self.detail)  # so that a process gets it whole from another
 
 
 Placed = tuple[str, Row | RowError]
