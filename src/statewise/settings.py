@@ -164,10 +164,18 @@ class CheckpointSettings(Settings):
     higher_is_better: bool = True
 
 
+PROBE = {"kind": "tiny:text", "count": 64, "name": "probe"}
+
+
 class EvalSettings(Settings):
-    """`tasks` at the start, at the end and every `every` steps (0: not in between)."""
+    """`tasks` at the start, at the end and every `every` steps (0: not in between).
+
+    probe: cross-entropy on held-out text, a task that goes with `tasks` unless one of them is of that kind (default: 64
+    short texts of the embedded tasks); "none": without.
+    """
 
     tasks: list[Component] = []
+    probe: Component | Literal["none"] | None = None
     every: int = Field(0, ge=0)
     at_start: bool = True
     at_end: bool = True
@@ -180,6 +188,21 @@ class EvalSettings(Settings):
             raise RecipeError(f"eval.tasks: received {value!r}, expected a list of tasks.")
         return [parse("task", item, f"eval.tasks[{index}]") for index, item in enumerate(value)]
 
+    @field_validator("probe", mode="before")
+    @classmethod
+    def _parse_probe(cls, value: Any) -> Any:
+        return value if value in (None, "none") else parse("task", value, "eval.probe")
+
     @field_serializer("tasks")
     def _plain(self, value: list[Component]) -> Any:
         return [item.to_plain() for item in value]
+
+    @field_serializer("probe")
+    def _plain_probe(self, value: Any) -> Any:
+        return value.to_plain() if isinstance(value, Component) else value
+
+    def all_tasks(self) -> list[Component]:
+        """The tasks and the probe."""
+        if self.probe == "none" or any(getattr(task, "usual_purpose", None) == "probe" for task in self.tasks):
+            return list(self.tasks)
+        return [*self.tasks, self.probe or parse("task", PROBE, "eval.probe")]

@@ -27,6 +27,10 @@ class Choosing(PromptedTask):
     normalize: Literal["sum", "token"] = "sum"
     separator: str = " "
 
+    @property
+    def is_random(self) -> bool:
+        return False
+
     def choices(self, row: Row) -> tuple[list[str], int]:
         """The texts that are compared, and which is right."""
         choices = row.get("choices")

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from statewise.answers import extract_answer, same_answer
 from statewise.errors import RecipeError
 from statewise.evals.prompts import PromptedTask, encode, shown
-from statewise.evals.rows import FileTask, Row, TinyTask
+from statewise.evals.rows import FileTask, Purpose, Row, TinyTask
 from statewise.types import Completion, EvalContext, Sampling, derive_seed
 
 Record = dict[str, Any]
@@ -27,6 +27,11 @@ class Generation(PromptedTask):
     top_k: int = Field(0, ge=0)
     samples: int = Field(1, ge=1)
     stop: tuple[str, ...] = ()
+    usual_purpose: ClassVar[Purpose] = "target"
+
+    @property
+    def is_random(self) -> bool:
+        return self.temperature > 0
 
     @model_validator(mode="after")
     def _samples_differ(self) -> Generation:
