@@ -49,7 +49,8 @@ def left_to_do(plan: Plan) -> dict[str, list[str]]:
     wanted = {need for job in plan.jobs for need in job.needs}
     for job in sorted(plan.jobs, key=lambda job: (job.arm, job.seed) not in wanted):
         if not is_done(plan, job.key):
-            found[job.key] = [plan.by_arm[need].key for need in job.needs]
+            # The base comes first, so that the others find its scores in the cache.
+            found[job.key] = [plan.base_of(job)[0], *(plan.by_arm[need].key for need in job.needs)]
     return found
 
 
