@@ -38,7 +38,8 @@ def run_study(
         started = time.perf_counter()
         if not needs:
             return {}
-        failed = run_all(needs, work or _workers(plan, on), jobs or default_jobs(plan), tell)
+        slots = min(jobs or default_jobs(plan), len(needs))
+        failed = run_all(needs, work or _workers(plan, on, slots), slots, tell)
         _note(plan.out, time.perf_counter() - started, len(needs), failed)
     return failed
 
@@ -59,11 +60,11 @@ def default_jobs(plan: Plan) -> int:
     return max(1, cores // plan.study.resources.cpus)
 
 
-def _workers(plan: Plan, on: str) -> Workers:
+def _workers(plan: Plan, on: str, slots: int) -> Workers:
     if on == "local":
         from statewise.study.local import LocalWorkers
 
-        return LocalWorkers(plan)
+        return LocalWorkers(plan, slots)
     raise RecipeError(f"--on: received {on!r}, expected one of {', '.join(ON)}.")
 
 
