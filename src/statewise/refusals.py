@@ -199,6 +199,22 @@ def _sampled_reference(recipe: Recipe) -> None:
             )
 
 
+def _full_training(recipe: Recipe) -> None:
+    """What works on whole matrices, asked of an adapter."""
+    named = [name for name in ("subspace", "rpsft", "extrapolate") if getattr(recipe.optim, name) is not None]
+    if named and recipe.model.adapter is not None:
+        raise RecipeError(
+            f"optim.{named[0]}: works on the weight matrices, and model.adapter trains factors of their change, which has "
+            f"rank {recipe.model.adapter.rank} already. Leave model.adapter out."
+        )
+    subspace = recipe.optim.subspace
+    if subspace is not None and subspace.mode == "update" and recipe.model.dtype in ("bfloat16", "float16"):
+        raise RecipeError(
+            f"optim.subspace: mode = 'update' with model.dtype = '{recipe.model.dtype}': rounding to 16 bits would throw the "
+            "weights out of the subspace again. Set model.dtype = 'float32'."
+        )
+
+
 RULES = (
     _keep_best,
     _no_updates,
@@ -212,4 +228,5 @@ RULES = (
     _second_signal,
     _own_samples,
     _sampled_reference,
+    _full_training,
 )

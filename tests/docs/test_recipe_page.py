@@ -23,6 +23,9 @@ MODELS: dict[str, type[BaseModel]] = {
     "objective": Term,
     "batch": settings.BatchSettings,
     "optim": settings.OptimSettings,
+    "optim.subspace": settings.Subspace,
+    "optim.rpsft": settings.Rpsft,
+    "optim.extrapolate": settings.Extrapolate,
     "budget": settings.Budget,
     "checkpoint": settings.CheckpointSettings,
     "eval": settings.EvalSettings,
@@ -69,7 +72,8 @@ def written(default: Any) -> str:
 
 
 def in_code(model: type[BaseModel]) -> dict[str, str]:
-    return {name: written(field.get_default(call_default_factory=True)) for name, field in model.model_fields.items()}
+    fields = {field.alias or name: field for name, field in model.model_fields.items()}
+    return {name: written(field.get_default(call_default_factory=True)) for name, field in fields.items()}
 
 
 def built_in(role: str) -> dict[str, type[Component]]:

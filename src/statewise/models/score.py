@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from statewise.models.head import FullLogits, Head, Projection, backbone, split_head
 from statewise.models.onepass import chunk_rows, statistics
+from statewise.models.precise import can_widen, exact_products, widened
 from statewise.types import TokenStats
 
 NEEDS = ("logprobs", "entropy", "varentropy", "rank", "topk")
+BLOCK_BYTES = 2**20  # logits that a CPU's passes read at a time, so that all but the first find them in its cache
 
 
 def token_stats(
@@ -62,12 +66,18 @@ def score_rows(
         logits = projection.logits(part, dtype)
         if temperature != 1.0:
             logits = logits / temperature
-        for name, value in _score_chunk(logits, targets_N[part], needs, topk).items():
-            parts.setdefault(name, []).append(value)
+        for rows in _blocks(logits):
+            for name, value in _score_chunk(logits[rows], targets_N[part][rows], needs, topk).items():
+                parts.setdefault(name, []).append(value)
     if not parts:
         empty = torch.zeros(0, device=targets_N.device)
         return {name: empty for name in needs if name != "topk"}
     return {name: torch.cat(values) for name, values in parts.items()}
+
+
+def _blocks(logits: Tensor) -> list[slice]:
+    size = max(1, BLOCK_BYTES // (4 * logits.shape[1])) if logits.device.type == "cpu" else len(logits)
+    return [slice(start, start + size) for start in range(0, len(logits), size)]
 
 
 def _score_chunk(logits: Tensor, targets: Tensor, needs: Sequence[str], topk: int) -> dict[str, Tensor]:
@@ -92,24 +102,63 @@ def _score_chunk(logits: Tensor, targets: Tensor, needs: Sequence[str], topk: in
 
 
 class InProcessScorer:
-    """The `Scorer` protocol on a transformers or PEFT model. `batch_tokens`: padded tokens a forward pass."""
+    """The `Scorer` protocol on a transformers or PEFT model.
 
-    def __init__(self, model: Any, *, pad_id: int, batch_tokens: int = 8192, dtype: torch.dtype | None = None):
+    batch_tokens: padded tokens a forward pass; dtype: of the head's products (None: the model's).
+    frozen: the weights never change, so that a float32 copy of a bf16 head may be kept, which makes float32 products cheap.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        pad_id: int,
+        batch_tokens: int = 8192,
+        dtype: torch.dtype | None = None,
+        frozen: bool = False,
+    ):
         self.model, self.pad_id, self.batch_tokens, self.dtype = model, pad_id, batch_tokens, dtype
+        self.frozen, self.widened = frozen, False
         self._head: Head | bool | None = False
 
     def score(
         self, sequences: Sequence[Sequence[int]], needs: Sequence[str] = ("logprobs",), *, temperature: float = 1.0
     ) -> list[dict[str, Any]]:
         """Per sequence {name: list with one value a token}; a sequence's first token has no state: 0 there."""
-        results: list[dict[str, Any]] = [{} for _ in sequences]
+        masks = [[False] * min(1, len(s)) + [True] * (len(s) - 1) for s in sequences]
+        out: list[dict[str, Any]] = []
+        for sequence, values in zip(
+            sequences, self.score_at(sequences, masks, needs, temperature=temperature), strict=True
+        ):
+            first: dict[str, Any] = {name: [] if name.startswith("topk") else 0.0 for name in values}
+            out.append({n: ([first[n]] if len(sequence) else []) + v.tolist() for n, v in values.items()})
+        return out
+
+    def score_at(
+        self,
+        sequences: Sequence[Sequence[int]],
+        masks: Sequence[Sequence[bool]],
+        needs: Sequence[str] = ("logprobs",),
+        *,
+        temperature: float = 1.0,
+    ) -> list[dict[str, np.ndarray]]:
+        """Per sequence {name: [n]} of its n tokens where the mask is true; only those go through the head.
+
+        Raises ValueError where a mask has another length, or is true at a first token, which has no state.
+        """
+        for index, (sequence, mask) in enumerate(zip(sequences, masks, strict=True)):
+            if len(sequence) != len(mask) or (len(mask) and mask[0]):
+                raise ValueError(
+                    f"sequence {index}: received {len(sequence)} tokens and a mask of {len(mask)}; expected a value each, "
+                    "false for the first"
+                )
+        results: list[dict[str, np.ndarray]] = [{} for _ in sequences]
         training = self.model.training
         self.model.eval()
         try:
             for group in self._groups(sequences):
-                for index, values in zip(
-                    group, self._score([sequences[i] for i in group], needs, temperature), strict=True
-                ):
+                found = self._score([sequences[i] for i in group], [masks[i] for i in group], needs, temperature)
+                for index, values in zip(group, found, strict=True):
                     results[index] = values
         finally:
             self.model.train(training)
@@ -128,37 +177,32 @@ class InProcessScorer:
         return groups
 
     @torch.no_grad()
-    def _score(self, sequences: list[Sequence[int]], needs: Sequence[str], temperature: float) -> list[dict[str, Any]]:
+    def _score(
+        self, sequences: list[Sequence[int]], masks: list[Sequence[bool]], needs: Sequence[str], temperature: float
+    ) -> list[dict[str, np.ndarray]]:
         width = max(1, *(len(s) for s in sequences))
         device = next(self.model.parameters()).device
         ids = torch.full((len(sequences), width), self.pad_id, dtype=torch.long)
-        mask = torch.zeros(len(sequences), width, dtype=torch.long)
-        for row, sequence in enumerate(sequences):
+        seen, wanted = torch.zeros(len(sequences), width, dtype=torch.long), torch.zeros(len(sequences), width).bool()
+        for row, (sequence, mask) in enumerate(zip(sequences, masks, strict=True)):
             ids[row, : len(sequence)] = torch.tensor(sequence, dtype=torch.long)
-            mask[row, : len(sequence)] = 1
-        ids, mask = ids.to(device), mask.to(device)
-        at = mask[:, 1:].nonzero(as_tuple=True)
-        projection = self._project({"input_ids": ids, "attention_mask": mask}, at)
-        flat = score_rows(projection, ids[:, 1:][at], needs, temperature=temperature, dtype=self.dtype)
-        return _by_sequence(flat, [len(s) for s in sequences])
+            seen[row, : len(sequence)] = 1
+            wanted[row, : len(sequence)] = torch.tensor(mask, dtype=torch.bool)
+        ids, seen, wanted = ids.to(device), seen.to(device), wanted.to(device)
+        at = wanted[:, 1:].nonzero(as_tuple=True)
+        projection = self._project({"input_ids": ids, "attention_mask": seen}, at)
+        with exact_products() if self.widened else nullcontext():
+            flat = score_rows(projection, ids[:, 1:][at], needs, temperature=temperature, dtype=self.dtype)
+        stops = np.cumsum([sum(mask) for mask in masks])[:-1]
+        lists = {name: np.split(value.cpu().numpy(), stops) for name, value in flat.items()}
+        return [{name: values[row] for name, values in lists.items()} for row in range(len(sequences))]
 
     def _project(self, inputs: dict[str, Tensor], at: tuple[Tensor, ...]) -> Projection | FullLogits:
         if self._head is False:
             self._head = split_head(self.model)
+            if self.frozen and self.dtype == torch.float32 and isinstance(self._head, Head) and can_widen(self._head):
+                self._head, self.widened = widened(self._head), True
         if isinstance(self._head, Head):
             hidden = backbone(self.model)(**inputs, use_cache=False).last_hidden_state
             return self._head.project(hidden[:, :-1][at])
         return FullLogits(self.model(**inputs, use_cache=False).logits[:, :-1][at])
-
-
-def _by_sequence(flat: dict[str, Tensor], lengths: list[int]) -> list[dict[str, Any]]:
-    """Cut [N] values of tokens 1.. into one list a sequence, with 0 (an empty list for top-k) for token 0."""
-    lists = {name: value.tolist() for name, value in flat.items()}
-    out: list[dict[str, Any]] = []
-    start = 0
-    for length in lengths:
-        stop = start + max(length - 1, 0)
-        first: dict[str, Any] = {name: [] if name.startswith("topk") else 0.0 for name in lists}
-        out.append({n: ([first[n]] if length else []) + v[start:stop] for n, v in lists.items()})
-        start = stop
-    return out

@@ -20,6 +20,7 @@ from statewise.recipe import Recipe
 from statewise.run import RunDir
 from statewise.settings import TeacherModel
 from statewise.training.distributed import is_sharded
+from statewise.training.hooks import Hook
 from statewise.training.learner import Dense, Learner
 from statewise.training.usage import CountedEngine, Usage, forward_flops, num_tokens
 from statewise.types import Batch
@@ -53,7 +54,8 @@ class OpenedModel:
 class Models:
     """Opens models by their settings. Averages of the policy live in `state`, so that a checkpoint holds them.
 
-    learner: the wrapped policy; optimizer: an average moves after each of its steps; usage: counts their tokens.
+    learner: the wrapped policy; hooks: of its training, where an average puts one that moves it
+    after every update; usage: counts their tokens.
     """
 
     def __init__(
@@ -61,12 +63,12 @@ class Models:
         recipe: Recipe,
         policy: LoadedPolicy,
         learner: Any,
-        optimizer: Any,
+        hooks: list[Hook],
         device: Any,
         state: dict[str, Any],
         usage: Usage | None = None,
     ):
-        self.recipe, self.policy, self.learner, self.optimizer = recipe, policy, learner, optimizer
+        self.recipe, self.policy, self.learner, self.hooks = recipe, policy, learner, hooks
         self.device, self.state, self.usage = device, state, usage or Usage()
         self._opened: dict[TeacherModel, OpenedModel] = {}
 
@@ -126,7 +128,7 @@ class Models:
         return load_policy(own)
 
     def _average(self, wanted: TeacherModel) -> LoadedPolicy:
-        """A copy of what is trained on the policy's frozen weights; moved by a hook of the optimizer."""
+        """A copy of what is trained on the policy's frozen weights; moved by a hook."""
         if is_sharded(self.learner):
             raise RecipeError("teacher = 'ema': is not possible while parameters are sharded (FSDP); use DDP.")
         source = {n: p for n, p in self.policy.model.named_parameters() if p.requires_grad}
@@ -137,17 +139,24 @@ class Models:
             self.state[key] = {n: _wide(p.detach().clone()) for n, p in source.items()}
         average = self.state[key] = {n: v.to(source[n].device) for n, v in self.state[key].items()}
 
-        def move(*_: Any) -> None:
-            with torch.no_grad():
-                for name, value in average.items():
-                    value.lerp_(source[name].to(value.dtype), 1 - float(wanted.decay or 0.0))
-                    copies[name].copy_(value)
-
         with torch.no_grad():
             for name, value in average.items():
                 copies[name].copy_(value)
-        getattr(self.optimizer, "optimizer", self.optimizer).register_step_post_hook(move)
+        self.hooks.append(_Moving(1 - float(wanted.decay or 0.0), source, average, copies))
         return replace(self.policy, model=model)
+
+
+class _Moving(Hook):
+    """average <- average + rate (source - average), and a copy of it in the averaged model."""
+
+    def __init__(self, rate: float, source: dict[str, Any], average: dict[str, Any], copies: dict[str, Any]):
+        self.rate, self.source, self.average, self.copies = rate, source, average, copies
+
+    @torch.no_grad()
+    def after_update(self) -> None:
+        for name, value in self.average.items():
+            value.lerp_(self.source[name].to(value.dtype), self.rate)
+            self.copies[name].copy_(value)
 
 
 def directory_of(path: str) -> str:
