@@ -73,6 +73,7 @@ def run(
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; go on with: statewise study run {file} --out {found.out}") from None
     _print_table(found.out, None, as_json)
+    _report(found.out)
     if failed:
         lines = "\n".join(f"  {key}: {error}" for key, error in failed.items())
         raise CheckFailed(f"{found.name}: {len(failed)} of {len(found.jobs)} runs failed:\n{lines}")
@@ -99,6 +100,26 @@ def table(
 ) -> None:
     """Target, retention and forgetting of every arm, with paired 95 % intervals, and what it took."""
     _print_table(place, vs, as_json)
+
+
+@app.command("report")
+def report(
+    place: Path = PLACE,
+    out: Path = typer.Option(None, help="The HTML file; default: report.html in the study's directory."),
+    vs: str = typer.Option(None, "--vs", help="The arm that others are compared with; default: the study's `versus`."),
+) -> None:
+    """Write the study's report, one HTML file that opens offline."""
+    from statewise.study.reporting import study_report
+    from statewise.study.results import read_study
+
+    print(study_report(read_study(place), out, vs))
+
+
+def _report(out: Path) -> None:
+    from statewise.study.reporting import study_report
+    from statewise.study.results import read_study
+
+    say(f"report: {study_report(read_study(out))}")
 
 
 def _print_table(place: Path, vs: str | None, as_json: bool) -> None:
