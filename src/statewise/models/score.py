@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from statewise.models.head import FullLogits, Head, Projection, backbone, split_head
 from statewise.models.onepass import chunk_rows, statistics
 from statewise.models.precise import can_widen, exact_products, widened
+from statewise.models.topk import TopK
 from statewise.types import TokenStats
 
 NEEDS = ("logprobs", "entropy", "varentropy", "fourth", "rank", "topk")
@@ -130,14 +131,18 @@ class InProcessScorer:
         self, sequences: Sequence[Sequence[int]], needs: Sequence[str] = ("logprobs",), *, temperature: float = 1.0
     ) -> list[dict[str, Any]]:
         """Per sequence {name: list with one value a token}; a sequence's first token has no state: 0 there."""
-        masks = [[False] * min(1, len(s)) + [True] * (len(s) - 1) for s in sequences]
         out: list[dict[str, Any]] = []
         for sequence, values in zip(
-            sequences, self.score_at(sequences, masks, needs, temperature=temperature), strict=True
+            sequences, self.score_at(sequences, _after_first(sequences), needs, temperature=temperature), strict=True
         ):
             first: dict[str, Any] = {name: [] if name.startswith("topk") else 0.0 for name in values}
             out.append({n: ([first[n]] if len(sequence) else []) + v.tolist() for n, v in values.items()})
         return out
+
+    def topk(self, sequences: Sequence[Sequence[int]], k: int) -> list[TopK]:
+        """Log-probabilities of the tokens and of the k most probable ones at each; all of them where k is the vocabulary."""
+        needs = ("logprobs", "topk") if k else ("logprobs",)
+        return [_as_topk(values) for values in self.score_at(sequences, _after_first(sequences), needs, topk=k)]
 
     def score_at(
         self,
@@ -146,6 +151,7 @@ class InProcessScorer:
         needs: Sequence[str] = ("logprobs",),
         *,
         temperature: float = 1.0,
+        topk: int = 20,
         report: Callable[[int], None] = lambda tokens: None,
     ) -> list[dict[str, np.ndarray]]:
         """Per sequence {name: [n]} of its n tokens where the mask is true; only those go through the head.
@@ -164,7 +170,8 @@ class InProcessScorer:
         self.model.eval()
         try:
             for group in self._groups(sequences):
-                found = self._score([sequences[i] for i in group], [masks[i] for i in group], needs, temperature)
+                own = ([sequences[i] for i in group], [masks[i] for i in group])
+                found = self._score(*own, needs, temperature, topk)
                 for index, values in zip(group, found, strict=True):
                     results[index] = values
                 report(sum(len(sequences[i]) for i in group))
@@ -186,7 +193,12 @@ class InProcessScorer:
 
     @torch.no_grad()
     def _score(
-        self, sequences: list[Sequence[int]], masks: list[Sequence[bool]], needs: Sequence[str], temperature: float
+        self,
+        sequences: list[Sequence[int]],
+        masks: list[Sequence[bool]],
+        needs: Sequence[str],
+        temperature: float,
+        topk: int,
     ) -> list[dict[str, np.ndarray]]:
         width = max(1, *(len(s) for s in sequences))
         device = next(self.model.parameters()).device
@@ -200,7 +212,7 @@ class InProcessScorer:
         at = wanted[:, 1:].nonzero(as_tuple=True)
         projection = self._project({"input_ids": ids, "attention_mask": seen}, at)
         with exact_products() if self.widened else nullcontext():
-            flat = score_rows(projection, ids[:, 1:][at], needs, temperature=temperature, dtype=self.dtype)
+            flat = score_rows(projection, ids[:, 1:][at], needs, temperature=temperature, topk=topk, dtype=self.dtype)
         stops = np.cumsum([sum(mask) for mask in masks])[:-1]
         lists = {name: np.split(value.cpu().numpy(), stops) for name, value in flat.items()}
         return [{name: values[row] for name, values in lists.items()} for row in range(len(sequences))]
@@ -214,3 +226,20 @@ class InProcessScorer:
             hidden = backbone(self.model)(**inputs, use_cache=False).last_hidden_state
             return self._head.project(hidden[:, :-1][at])
         return FullLogits(self.model(**inputs, use_cache=False).logits[:, :-1][at])
+
+
+def _after_first(sequences: Sequence[Sequence[int]]) -> list[list[bool]]:
+    """Masks of all tokens but the first of each."""
+    return [[False] * min(1, len(s)) + [True] * (len(s) - 1) for s in sequences]
+
+
+def _as_topk(values: dict[str, np.ndarray]) -> TopK:
+    """With an empty place for the first token."""
+    logprobs = values["logprobs"].astype(np.float32)
+    nothing = np.zeros((len(logprobs), 0))
+    ids, best = values.get("topk_ids", nothing), values.get("topk_logprobs", nothing)
+    return TopK(
+        np.concatenate([[0.0], logprobs]).astype(np.float32),
+        np.concatenate([np.full((1, ids.shape[1]), -1), ids]).astype(np.int64),
+        np.concatenate([np.full((1, best.shape[1]), -np.inf), best]).astype(np.float32),
+    )

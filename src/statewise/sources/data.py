@@ -67,7 +67,8 @@ class DataSource(Source):
     def _tiny_only(self) -> DataSource:
         made = {"count": "tiny:", "seed": "tiny:", "steps": "tiny:math", "style": "tiny:math"}
         for name, data in made.items():
-            if getattr(self, name) is not None and not self.data.startswith(data):
+            fixed = name == "style" and self.data in ("tiny:math_restyled", "tiny:math_hinted")
+            if getattr(self, name) is not None and (fixed or not self.data.startswith(data)):
                 owner = "embedded data such as 'tiny:math'" if data == "tiny:" else "'tiny:math'"
                 raise RecipeError(f"source.{name}: belongs to {owner}, not to '{self.data}'.")
         return self

@@ -151,7 +151,12 @@ def _tiny(name: str, split: str, settings: dict[str, Any]) -> Iterator[Placed]:
 
     settings = {k: v for k, v in settings.items() if v is not None}
     count = settings.pop("count", None)
-    arithmetic = {"tiny:math": tasks.math_problems, "tiny:math_pairs": tasks.math_pairs}
+    arithmetic: dict[str, Callable[..., list[Row]]] = {
+        "tiny:math": tasks.math_problems,
+        "tiny:math_pairs": tasks.math_pairs,
+        "tiny:math_restyled": tasks.math_restyled,
+        "tiny:math_hinted": tasks.math_hinted,
+    }
     if name in arithmetic:
         made = arithmetic[name](split, count or TINY_ROWS, **settings)
     elif count is None and name in ("tiny:facts", "tiny:beliefs"):

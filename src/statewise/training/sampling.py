@@ -62,7 +62,7 @@ def open_world(recipe: Recipe) -> World:
         policy=policy.model,
         sampler=InProcessSampler(policy.model, pad_id=policy.pad_id),
         scorer=InProcessScorer(policy.model, pad_id=policy.pad_id, batch_tokens=recipe.eval.batch_tokens),
-        open_model=Models(recipe, policy, policy.model, None, device, {}),
+        open_model=Models(recipe, policy, policy.model, [], device, {}),
         reads=recipe.reads(),
         device=str(device),
         base_dir=recipe.base_dir,

@@ -16,6 +16,7 @@ from statewise.objective import denominators
 from statewise.recipe import Recipe
 from statewise.training.budget import Spent
 from statewise.training.distributed import gather, total
+from statewise.training.hooks import Hook
 from statewise.training.metrics import BEHAVIOR_METRICS, StepMetrics
 from statewise.training.packing import micro_batches
 from statewise.training.usage import Usage
@@ -36,6 +37,7 @@ class Training:
     num_examples: int | None
     pad_id: int
     usage: Usage = field(default_factory=Usage)
+    hooks: list[Hook] = field(default_factory=list)
 
 
 def take_step(training: Training) -> dict[str, float]:
@@ -56,6 +58,8 @@ def take_step(training: Training) -> dict[str, float]:
     ]
     row = {**reported, **_of_the_step(updates)}
     spent.step += 1
+    for hook in training.hooks:
+        row |= hook.after_step(spent.step)
     spent.rollouts += len(rollouts)
     seconds = time.perf_counter() - started
     spent.seconds += seconds
@@ -178,6 +182,8 @@ def _apply(training: Training, lr: float) -> float:
     accelerator, optimizer = training.accelerator, training.optimizer
     for group in optimizer.param_groups:
         group["lr"] = lr
+    for hook in training.hooks:
+        hook.before_update()
     clip = training.recipe.optim.clip_norm
     norm = accelerator.clip_grad_norm_(training.learner.parameters(), clip if clip is not None else float("inf"))
     norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
@@ -185,5 +191,7 @@ def _apply(training: Training, lr: float) -> float:
         optimizer.zero_grad(set_to_none=True)
         raise NonFiniteLoss(f"the gradient norm is {norm} at step {training.spent.step}; no update was made.")
     optimizer.step()
+    for hook in training.hooks:
+        hook.after_update()
     optimizer.zero_grad(set_to_none=True)
     return norm

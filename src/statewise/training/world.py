@@ -14,6 +14,7 @@ from statewise.models.generate import InProcessSampler
 from statewise.models.load import LoadedPolicy, load_policy
 from statewise.recipe import Recipe
 from statewise.training.distributed import is_sharded
+from statewise.training.hooks import freeze_others
 from statewise.training.learner import Dense, Learner
 from statewise.training.packing import check_packing, micro_batches
 from statewise.training.usage import CountedEngine, Usage, forward_flops, num_tokens
@@ -95,6 +96,7 @@ def open_policy(recipe: Recipe, path: str | Path | None = None) -> LoadedPolicy:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if settings.adapter is not None:
             model.enable_input_require_grads()
+    freeze_others(model, recipe.optim)
     model.train()
     return policy
 
