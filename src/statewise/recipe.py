@@ -16,6 +16,7 @@ from statewise.errors import RecipeError, nearest
 from statewise.objective import Term
 from statewise.overrides import apply_overrides
 from statewise.refusals import refuse
+from statewise.selectors import Actions
 from statewise.settings import BatchSettings, Budget, CheckpointSettings, EvalSettings, ModelSettings, OptimSettings
 
 SHIPPED = Path(__file__).parent / "recipes"
@@ -110,7 +111,11 @@ class Recipe(BaseModel):
 
     def to_plain(self) -> dict[str, Any]:
         """Nested dicts without defaults and without None, as TOML holds them."""
-        return _without_none(self.model_dump(mode="json", exclude_defaults=True))
+        plain = _without_none(self.model_dump(mode="json", exclude_defaults=True))
+        default = Actions().to_plain()  # pydantic compares what is written with the default object, and keeps these
+        plain["objective"] = [{k: v for k, v in t.items() if (k, v) != ("on", default)} for t in plain["objective"]]
+        optional = {name for name, field in type(self).model_fields.items() if not field.is_required()}
+        return {name: v for name, v in plain.items() if v not in ({}, []) or name not in optional}
 
     def to_toml(self) -> str:
         """TOML that loads to an equal recipe."""
@@ -157,6 +162,7 @@ class Recipe(BaseModel):
             f"model:     {self.model.path}, {trained}, dtype {self.model.dtype}",
             f"update:    {optim.optimizer}, lr {optim.lr:g} {optim.schedule}, warm-up {optim.warmup:g}, "
             f"gradient norm clipped at {optim.clip_norm}",
+            *optim.words(),
             f"batch:     {self.batch.rollouts} sequences a step in {self.batch.minibatches} update(s)",
             f"budget:    {budget}; seed {self.seed}",
         ]

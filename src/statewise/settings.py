@@ -10,7 +10,6 @@ from pydantic import (
     Field,
     field_serializer,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -52,49 +51,6 @@ class ModelSettings(Settings):
     head_dtype: Literal["model", "float32"] = "model"
 
 
-class TeacherModel(Settings):
-    """A model other than the policy; a text is its `path`.
-
-    path: a run (its last checkpoint), a model directory or a hub id; a LoRA on the policy's own frozen base shares the
-    base's weights. "step0": the policy before its first update. "ema": the average theta' <- decay theta' +
-    (1 - decay) theta, taken after every update.
-    """
-
-    path: str
-    revision: str | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
-    decay: float | None = Field(None, ge=0, lt=1)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_text(cls, value: Any) -> Any:
-        return {"path": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _of_the_average(self) -> TeacherModel:
-        if (self.path == "ema") != (self.decay is not None):
-            raise RecipeError(
-                f"teacher: received path = '{self.path}' and decay = {self.decay}; `decay` belongs to path = 'ema', which "
-                "needs it, such as { path = 'ema', decay = 0.99 }."
-            )
-        return self
-
-    @model_serializer(mode="wrap")
-    def _to_text(self, handler: Any) -> Any:
-        """The path alone, where nothing else is set."""
-        others = (self.revision, self.dtype, self.attention, self.decay)
-        return self.path if others == (None, "auto", "auto", None) else handler(self)
-
-    @property
-    def is_past_policy(self) -> bool:
-        """Whether it is the policy itself at earlier steps."""
-        return self.path in ("step0", "ema")
-
-    def model_settings(self) -> ModelSettings:
-        return ModelSettings(path=self.path, revision=self.revision, dtype=self.dtype, attention=self.attention)
-
-
 class BatchSettings(Settings):
     """`rollouts`: sequences a step over all ranks, in `minibatches` optimizer updates, used `epochs` times.
 
@@ -118,8 +74,73 @@ class BatchSettings(Settings):
         return self
 
 
+class Subspace(Settings):
+    """Training inside the leading singular subspace of a change D = W_t - W_0, for every matrix of the blocks.
+
+    from: a run, a checkpoint or a model, whose weights are W_t; "random": a subspace drawn from the seed. at: the run's
+    step t (none: the last). base: W_0 (none: what the run started from; without a run, this recipe's model). rank: K.
+    side: D V V^T ("right"), U U^T D ("left"), or both. mode: "gradient" projects what the optimizer gets, "update" what it
+    does to the weights, decay included. modules: names such as "q_proj" (none: all). others: the remaining parameters.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", serialize_by_alias=True)
+
+    origin: str = Field(alias="from", min_length=1)
+    at: int | None = Field(None, ge=0)
+    base: str | None = None
+    rank: int = Field(ge=1)
+    side: Literal["right", "left", "both"] = "right"
+    mode: Literal["gradient", "update"] = "gradient"
+    modules: list[str] = []
+    others: Literal["frozen", "free"] = "frozen"
+
+    def words(self) -> str:
+        where = (
+            "a random subspace" if self.origin == "random" else f"the leading subspace of the change to {self.origin}"
+        )
+        step = "" if self.at is None else f" at step {self.at}"
+        return f"{self.mode} kept in {where}{step}, rank {self.rank}, side {self.side}; other parameters {self.others}"
+
+
+class Rpsft(Settings):
+    """coef x sum over matrices of ||U_k^T (W - W_0) V_k||_F^2, U_k and V_k the leading singular vectors of W_0.
+
+    normalised: each matrix's term over ||U_k^T W_0 V_k||_F^2. Source: arXiv 2605.10973.
+    """
+
+    rank: int = Field(ge=1)
+    coef: float = Field(1.0, gt=0, allow_inf_nan=False)
+    normalised: bool = False
+    modules: list[str] = []
+
+
+class Extrapolate(Settings):
+    """After the steps 1, 2, 4, 8 ...: W + factor k (W - W_before) for k = 1 .. candidates, while `task` gets no worse.
+
+    W_before: what the last such step left. strict: the score must rise. Source: EffOPD, arXiv 2605.11739.
+    """
+
+    task: Component
+    candidates: int = Field(5, ge=1)
+    factor: float = Field(2.0, gt=0, allow_inf_nan=False)
+    strict: bool = False
+    modules: list[str] = []
+
+    @field_validator("task", mode="before")
+    @classmethod
+    def _parse(cls, value: Any) -> Any:
+        return parse("task", value, "optim.extrapolate.task")
+
+    @field_serializer("task")
+    def _plain(self, value: Component) -> Any:
+        return value.to_plain()
+
+
 class OptimSettings(Settings):
-    """`schedule`: a name of transformers' get_scheduler; `warmup`: share of the budget below 1, steps from 1 on."""
+    """`schedule`: a name of transformers' get_scheduler; `warmup`: share of the budget below 1, steps from 1 on.
+
+    `state`: "keep" starts with the optimizer state of the checkpoint that `model.path` names.
+    """
 
     optimizer: Literal["adamw", "sgd", "adafactor", "adamw_8bit"] = "adamw"
     lr: float = Field(1e-4, ge=0, allow_inf_nan=False)
@@ -131,20 +152,44 @@ class OptimSettings(Settings):
     schedule: Literal["constant", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt"] = "constant"
     warmup: float = Field(0.0, ge=0)
     options: dict[str, Any] = {}
+    state: Literal["reset", "keep"] = "reset"
+    subspace: Subspace | None = None
+    rpsft: Rpsft | None = None
+    extrapolate: Extrapolate | None = None
+
+    def words(self) -> list[str]:
+        """What is done around the optimizer's step, a line each."""
+        lines = [] if self.subspace is None else [f"subspace:  {self.subspace.words()}"]
+        if self.rpsft is not None:
+            lines.append(
+                f"penalty:   {self.rpsft.coef:g} x change of the top {self.rpsft.rank} directions of W_0 (RPSFT)"
+            )
+        if self.extrapolate is not None:
+            task = self.extrapolate.task.describe()
+            lines.append(
+                f"extrapol.: after steps 1, 2, 4 ..., up to {self.extrapolate.candidates} times, gated by {task}"
+            )
+        return lines
 
 
 class Budget(Settings):
-    """The run ends at whichever comes first. `max_tokens` counts trained (selected) action tokens."""
+    """The run ends at whichever comes first. `max_tokens` counts action tokens that may be trained.
+
+    `max_flops`: operations of training, sampling and teachers, estimated as `training.usage` says.
+    """
 
     max_steps: int | None = Field(None, ge=0)
     max_epochs: float | None = Field(None, gt=0)
     max_tokens: int | None = Field(None, ge=1)
+    max_flops: float | None = Field(None, gt=0)
     max_seconds: float | None = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _some(self) -> Budget:
         if not self.model_dump(exclude_none=True):
-            raise RecipeError("budget: is empty; give at least one of max_steps, max_epochs, max_tokens, max_seconds.")
+            raise RecipeError(
+                "budget: is empty; give at least one of max_steps, max_epochs, max_tokens, max_flops, max_seconds."
+            )
         return self
 
 
@@ -158,10 +203,18 @@ class CheckpointSettings(Settings):
     higher_is_better: bool = True
 
 
+PROBE = {"kind": "tiny:text", "count": 64, "name": "probe"}
+
+
 class EvalSettings(Settings):
-    """`tasks` at the start, at the end and every `every` steps (0: not in between)."""
+    """`tasks` at the start, at the end and every `every` steps (0: not in between).
+
+    probe: cross-entropy on held-out text, a task that goes with `tasks` unless one of them is of that kind (default: 64
+    short texts of the embedded tasks); "off": without.
+    """
 
     tasks: list[Component] = []
+    probe: Component | Literal["off"] | None = None
     every: int = Field(0, ge=0)
     at_start: bool = True
     at_end: bool = True
@@ -174,6 +227,21 @@ class EvalSettings(Settings):
             raise RecipeError(f"eval.tasks: received {value!r}, expected a list of tasks.")
         return [parse("task", item, f"eval.tasks[{index}]") for index, item in enumerate(value)]
 
+    @field_validator("probe", mode="before")
+    @classmethod
+    def _parse_probe(cls, value: Any) -> Any:
+        return value if value in (None, "off") else parse("task", value, "eval.probe")
+
     @field_serializer("tasks")
     def _plain(self, value: list[Component]) -> Any:
         return [item.to_plain() for item in value]
+
+    @field_serializer("probe")
+    def _plain_probe(self, value: Any) -> Any:
+        return value.to_plain() if isinstance(value, Component) else value
+
+    def all_tasks(self) -> list[Component]:
+        """The tasks and the probe."""
+        if self.probe == "off" or any(getattr(task, "usual_purpose", None) == "probe" for task in self.tasks):
+            return list(self.tasks)
+        return [*self.tasks, self.probe or parse("task", PROBE, "eval.probe")]

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from statewise import registry, settings
+from statewise import registry, settings, teachers
 from statewise.component import Component, kinds
 from statewise.objective import Term
 from statewise.overrides import to_toml
@@ -23,11 +23,14 @@ MODELS: dict[str, type[BaseModel]] = {
     "objective": Term,
     "batch": settings.BatchSettings,
     "optim": settings.OptimSettings,
+    "optim.subspace": settings.Subspace,
+    "optim.rpsft": settings.Rpsft,
+    "optim.extrapolate": settings.Extrapolate,
     "budget": settings.Budget,
     "checkpoint": settings.CheckpointSettings,
     "eval": settings.EvalSettings,
     "Rows of a source": DataSource,
-    "Teachers": settings.TeacherModel,
+    "Teachers": teachers.TeacherModel,
 }
 ROLES = {
     "Sources": "source",
@@ -69,7 +72,8 @@ def written(default: Any) -> str:
 
 
 def in_code(model: type[BaseModel]) -> dict[str, str]:
-    return {name: written(field.get_default(call_default_factory=True)) for name, field in model.model_fields.items()}
+    fields = {field.alias or name: field for name, field in model.model_fields.items()}
+    return {name: written(field.get_default(call_default_factory=True)) for name, field in fields.items()}
 
 
 def built_in(role: str) -> dict[str, type[Component]]:

@@ -70,8 +70,8 @@ def test_order_and_bounds() -> None:
     codes = finite_codes()
     assert (np.diff(order(codes)) == 1).all() and order(codes | 0x8000)[5] == -5
     low, high = rounding_bounds(codes[1:-1])
-    assert np.array_equal(to_codes(torch.tensor((low + (high - low) * 0.01))), codes[1:-1])
-    assert np.array_equal(to_codes(torch.tensor((low + (high - low) * 0.99))), codes[1:-1])
+    assert np.array_equal(to_codes(torch.tensor(low + (high - low) * 0.01)), codes[1:-1])
+    assert np.array_equal(to_codes(torch.tensor(low + (high - low) * 0.99)), codes[1:-1])
     even = codes[1:-1] % 2 == 0
     ties = to_codes(torch.tensor(high)) == codes[1:-1]
     assert np.array_equal(ties, even)

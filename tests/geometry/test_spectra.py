@@ -119,7 +119,9 @@ def test_similarity_of_equal_angles(degrees: float, expected: float) -> None:
 
 def test_similarity_of_random_subspaces() -> None:
     """K / n = 16 / 200 = .08, with a spread of .007."""
-    found = [spectra.subspace_similarity(orthogonal(200, s)[:, :16], orthogonal(200, s + 99)[:, :16]) for s in range(20)]
+    found = [
+        spectra.subspace_similarity(orthogonal(200, s)[:, :16], orthogonal(200, s + 99)[:, :16]) for s in range(20)
+    ]
     assert np.mean(found) == pytest.approx(0.08, abs=0.006)
     assert np.std(found) == pytest.approx(0.007, abs=0.004)
 

@@ -24,7 +24,9 @@ def power_law(n: int, seed: int = 0) -> torch.Tensor:
 def update(n: int, seed: int = 1) -> torch.Tensor:
     """Rank-24 power law and noise of equal energy, as in the reference measurement."""
     generator = torch.Generator().manual_seed(seed)
-    low = torch.randn(n, 24, generator=generator) * torch.arange(1, 25) ** -0.5 @ torch.randn(24, n, generator=generator)
+    low = (
+        torch.randn(n, 24, generator=generator) * torch.arange(1, 25) ** -0.5 @ torch.randn(24, n, generator=generator)
+    )
     noise = torch.randn(n, n, generator=generator)
     return low / low.norm() + noise / noise.norm()
 

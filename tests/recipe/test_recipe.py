@@ -140,3 +140,15 @@ def test_plugins_that_fail_say_why(tmp_path: Path):
         load_plugin("broken_plugin.py", tmp_path)
     with pytest.raises(RecipeError, match="neither a file ending in .py"):
         load_plugin("no_such_module_for_statewise")
+
+
+def test_the_probe_goes_with_the_tasks() -> None:
+    def names(*overrides: str) -> list[str]:
+        recipe = Recipe.load("tiny_sft", overrides)
+        assert Recipe.from_plain(recipe.to_plain()).hash == recipe.hash
+        return [getattr(task, "name", None) or task.kind for task in recipe.eval.all_tasks()]
+
+    assert names('eval.tasks=["tiny:facts"]') == ["tiny:facts", "probe"] and names("eval.tasks=[]") == ["probe"]
+    assert names('eval.tasks=["tiny:text"]') == ["tiny:text"]
+    assert names("eval.tasks=[]", "eval.probe=off") == []
+    assert names("eval.tasks=[]", 'eval.probe={ kind = "text", data = "x.jsonl" }') == ["text"]

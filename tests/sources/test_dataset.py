@@ -177,7 +177,10 @@ BAD = [
     ({"completion": "hello"}, "prompt: is missing"),
     ({"prompt": "hello", "completion": " "}, "completion: is empty"),
     ({"prompt": 3, "completion": "a"}, "prompt: expected text or a list of messages"),
-    ({"question": "hello"}, "has none of the fields messages, prompt + completion, text; name them in source.columns"),
+    (
+        {"question": "hello"},
+        "has none of the fields messages, prompt + completion, text, input_ids; name them in source.columns",
+    ),
     ({"messages": []}, "messages: is empty"),
     ({"messages": "hello"}, "messages: expected a list of messages"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages: unknown role, expected one of system"),

@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def _rank(rank: int, world: int, port: int, plain: dict[str, Any], run: str) -> None:
+@contextmanager
+def as_rank(rank: int, world: int, port: int) -> Iterator[None]:
+    """This forked process as one of `world` that torchrun would have started."""
     from accelerate.state import AcceleratorState
 
     os.environ |= {
@@ -34,10 +38,15 @@ def _rank(rank: int, world: int, port: int, plain: dict[str, Any], run: str) -> 
     }
     torch.set_num_threads(1)
     AcceleratorState._reset_state(reset_partial_state=True)
-    from statewise import train
-
-    train(Recipe.from_plain(plain, name="small"), run, quiet=True)
+    yield
     torch.distributed.destroy_process_group()
+
+
+def _rank(rank: int, world: int, port: int, plain: dict[str, Any], run: str) -> None:
+    with as_rank(rank, world, port):
+        from statewise import train
+
+        train(Recipe.from_plain(plain, name="small"), run, quiet=True)
 
 
 def _shard_on_cpu(patch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from statewise.component import Component, Task, parse
 from statewise.errors import RecipeError
 from statewise.evals.results import TaskResult, file_name, summarise, task_name, write_records, write_summary
 from statewise.types import EvalContext, Sampler, Scorer
+
+if TYPE_CHECKING:
+    from statewise.evals.cache import ScoreCache
 
 __all__ = ["TaskResult", "run"]
 
@@ -32,6 +35,7 @@ def run(
     batch_tokens: int = 8192,
     base_dir: Path = Path("."),
     progress: Progress | None = None,
+    cache: ScoreCache | None = None,
 ) -> dict[str, TaskResult]:
     """Results by task name.
 
@@ -43,6 +47,7 @@ def run(
     limit: at most this many examples, for tasks without a limit of their own.
     sampler, scorer: engines to use instead of those in process.
     progress: called with task name, done, total.
+    cache: scores of this very model, measured before.
 
     Raises RecipeError for what is no task and for two tasks of one name, DataError where data can't be used.
     """
@@ -55,7 +60,7 @@ def run(
     with _opened(opened, tokenizer, sampler, scorer, batch_tokens) as engines:
         context = EvalContext(*engines, seed=seed, batch_tokens=batch_tokens, base_dir=base_dir, limit=limit)
         for task in chosen:
-            result = _evaluate(task, context, progress)
+            result = _evaluate(task, context, progress, cache)
             results[result.name] = result
             if directory is not None:
                 write_records(directory, result)
@@ -100,7 +105,8 @@ def _opened(
 ) -> Iterator[tuple[Any, Any, Sampler, Scorer]]:
     """Model, tokenizer and engines, while the model is in eval mode."""
     from statewise.models.answers import AnswerScorer
-    from statewise.models.generate import InProcessSampler, evaluating
+    from statewise.models.batching import evaluating
+    from statewise.models.generate import InProcessSampler
     from statewise.models.load import pad_id
 
     pad = pad_id(tokenizer)
@@ -110,7 +116,18 @@ def _opened(
         yield model, tokenizer, sampler, scorer
 
 
-def _evaluate(task: Task, context: EvalContext, progress: Progress | None) -> TaskResult:
+def _evaluate(task: Task, context: EvalContext, progress: Progress | None, cache: ScoreCache | None) -> TaskResult:
+    if cache is None:
+        return _measured(task, context, progress)
+    key = cache.key(task, seed=context.seed, limit=context.limit, base_dir=context.base_dir)
+    known = cache.find(key)
+    if known is None:
+        known = _measured(task, context, progress)
+        cache.keep(key, known)
+    return known
+
+
+def _measured(task: Task, context: EvalContext, progress: Progress | None) -> TaskResult:
     if progress is not None:
         report = partial(progress, task_name(task))
         if hasattr(context.sampler, "progress"):  # an engine that can tell how far it is

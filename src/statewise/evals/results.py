@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from statewise.component import Task
-from statewise.errors import RecipeError
+from statewise.errors import DataError, RecipeError
 from statewise.files import atomic_write, to_json
 
 Record = Mapping[str, Any]
@@ -34,6 +35,7 @@ class TaskResult:
     higher_is_better: bool = True
     extra: dict[str, float] = field(default_factory=dict)
     records: tuple[Record, ...] = ()
+    purpose: str = "retention"
 
     def summary(self) -> dict[str, Any]:
         """All but the records."""
@@ -60,7 +62,8 @@ def summarise(task: Task, records: Sequence[Record]) -> TaskResult:
         low, high = mean_interval(scores, weights=weights)
     extra = task.extra(records) if hasattr(task, "extra") else {}
     metric, better = getattr(task, "metric", "score"), getattr(task, "higher_is_better", True)
-    return TaskResult(name, metric, len(scores), mean, se, low, high, better, extra, tuple(records))
+    purpose = str(getattr(task, "purpose", None) or getattr(task, "usual_purpose", "retention"))
+    return TaskResult(name, metric, len(scores), mean, se, low, high, better, extra, tuple(records), purpose)
 
 
 def _check(name: str, records: Sequence[Record]) -> None:
@@ -89,6 +92,38 @@ def write_summary(directory: Path, results: Mapping[str, TaskResult], facts: Map
     """`summary.json`: the facts of the evaluation and each task's result."""
     content = {**facts, "tasks": {name: result.summary() for name, result in results.items()}}
     atomic_write(directory / "summary.json", _safe(to_json(content, indent=2) + "\n"))
+
+
+def read_results(directory: Path) -> dict[str, TaskResult]:
+    """The results by task name that `evals.run(out=directory)` wrote. Raises DataError naming file and line."""
+    file = directory / "summary.json"
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))["tasks"]
+        files = {name: directory / f"{file_name(name)}.jsonl" for name in told}
+        return {name: from_plain({**told[name], "records": list(_records(file))}) for name, file in files.items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{file}: can't be read as an evaluation ({error!r}); expected what `statewise eval --out` or a run wrote."
+        ) from None
+
+
+def from_plain(plain: Mapping[str, Any]) -> TaskResult:
+    """The result whose fields, as JSON holds them, are given."""
+    known = {f.name for f in fields(TaskResult)}
+    numbers = {name: math.nan for name in ("se", "low", "high") if plain.get(name) is None}  # JSON has no NaN
+    kept = {name: value for name, value in plain.items() if name in known} | numbers
+    return TaskResult(**{**kept, "records": tuple(plain["records"])})
+
+
+def _records(file: Path) -> Iterator[Record]:
+    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
+        if line:
+            try:
+                record = json.loads(line)
+                float(record["score"]), record["id"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(f"{file}:{number}: is no record with id and score: {error!r}") from None
+            yield record
 
 
 def file_name(task: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,16 +17,28 @@ if TYPE_CHECKING:
     from statewise.types import EvalContext
 
 Row = Mapping[str, Any]
+Purpose = Literal["target", "retention", "probe"]
 
 
 class RowsTask(Task):
-    """A task over rows. `name`: what results are filed under (default: the kind). `limit`: use that many rows."""
+    """A task over rows. `name`: what results are filed under (default: the kind). `limit`: use that many rows.
+
+    purpose: what the score says in the ledger: what is trained for ("target"), what should be kept ("retention"), or how far
+    held-out text drifted ("probe").
+    """
 
     metric: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
+    usual_purpose: ClassVar[Purpose] = "retention"
 
     name: str | None = None
     limit: int | None = Field(None, ge=1)
+    purpose: Purpose | None = None
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the records depend on the seed of the evaluation."""
+        return True
 
     @abstractmethod
     def rows(self, context: EvalContext) -> Sequence[Row]:

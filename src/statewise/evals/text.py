@@ -11,7 +11,7 @@ from pydantic import Field
 from statewise.errors import DataError
 from statewise.evals.likelihood import context_length, likelihoods
 from statewise.evals.prompts import encode
-from statewise.evals.rows import FileTask, Row, RowsTask, TinyTask
+from statewise.evals.rows import FileTask, Purpose, Row, RowsTask, TinyTask
 from statewise.types import EvalContext
 
 Record = dict[str, Any]
@@ -27,6 +27,11 @@ class CrossEntropy(RowsTask):
     higher_is_better: ClassVar[bool] = False
 
     window: int = Field(1024, ge=2)
+    usual_purpose: ClassVar[Purpose] = "probe"
+
+    @property
+    def is_random(self) -> bool:
+        return False
 
     def run(self, context: EvalContext) -> list[Record]:
         """Records with id, score (nats a token), weight (tokens), nats and bytes."""

@@ -42,6 +42,10 @@ class TruthfulQa(FileTask, PromptedTask, kind="truthfulqa"):
     measure: Literal["mc1", "mc2"] = "mc1"
     primer: bool = True
 
+    @property
+    def is_random(self) -> bool:
+        return False
+
     def prepare(self, row: Row) -> Row:
         plain = {str(name).lower().replace(" ", "_"): value for name, value in row.items()}
         best = _closed(str(self.field(plain, "best_answer")))

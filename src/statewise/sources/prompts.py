@@ -76,5 +76,11 @@ def _prepare(source: PromptSource, tokenizer: Any, base_dir: Path) -> _Prompts:
     if not prompts:
         raise DataError(f"{source.data}: no prompt is left (bad rows {rows.counts()}).")
     tokens_in_all = sum(len(p.tokens) for p in prompts)
-    counts = {"rows": num_read, "prompts": len(prompts), "prompt_tokens": tokens_in_all, "bad_rows": rows.counts()}
+    counts = {
+        "rows": num_read,
+        "prompts": len(prompts),
+        "prompt_tokens": tokens_in_all,
+        "repeated_ids": sum(count - 1 for count in seen.values()),
+        "bad_rows": rows.counts(),
+    }
     return _Prompts(prompts, counts)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from statewise.errors import RecipeError
+from statewise.sources.ids import stored_segments
 from statewise.sources.reading import Row, RowError, shown
 from statewise.sources.templates import (
     ROLES,
@@ -32,8 +33,14 @@ Part = str | list[Message]
 
 
 def encode_row(source: WrittenSource, tokenizer: Any, row: Row, place: str) -> tuple[Example, tuple[Segment, ...]]:
-    """The row as an example and its segments. Raises RowError that names the field."""
+    """The row as an example and its segments. Raises RowError that names the field.
+
+    A row's own `input_ids` are taken where they are this tokenizer's and the source changes nothing in the text.
+    """
     fields = _fields(source, row)
+    stored = None if source.columns or source.remove or source.system else stored_segments(tokenizer, row)
+    if stored is not None:
+        return _example(fields, row, place, _asked(fields)), stored
     chosen = _format(source, fields, row)
     if chosen == ("text",):
         text = _removed(source, _part(fields["text"], "text"))
@@ -92,6 +99,24 @@ def encode_question(source: DataSource, tokenizer: Any, row: Row, place: str) ->
     return _example(fields, row, place, before), encode_prompt(tokenizer, before, chat=source.chat)
 
 
+def written_answer(source: DataSource, row: Row) -> str | None:
+    """The text of the answer that a row holds: its completion, the last turn of its conversation, else `answer`."""
+    fields = _fields(source, row)
+    turns = fields.get("messages")
+    if "completion" not in fields and "prompt" not in fields and isinstance(turns, list) and turns:
+        fields["completion"] = turns[-1:] if turns[-1].get("role") == "assistant" else None
+    text = _written(fields.get("completion"))
+    answer = fields.get("answer")
+    return text if text is not None or answer is None else str(answer)
+
+
+def _asked(fields: Mapping[str, Any]) -> Part | None:
+    """The prompt of a row whose ids are given."""
+    if "prompt" in fields:
+        return _part(fields["prompt"], "prompt")
+    return _messages(fields["messages"], "messages")[:-1] or None if "messages" in fields else None
+
+
 def _written(completion: Any) -> str | None:
     """The text of a completion; None where it is none."""
     if isinstance(completion, list) and completion and isinstance(completion[-1], Mapping):
@@ -147,7 +172,7 @@ def _format(source: DataSource, fields: Mapping[str, Any], row: Row) -> tuple[st
             if any(name in present for name in names):
                 return names
     raise RowError(
-        "has none of the fields messages, prompt + completion, text; name them in source.columns, such as "
+        "has none of the fields messages, prompt + completion, text, input_ids; name them in source.columns, such as "
         '{ prompt = "question", completion = "answer" }',
         f"it has {_names(row)}",
     )

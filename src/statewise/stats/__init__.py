@@ -1,4 +1,4 @@
-"""Pure mathematics of measurements: intervals, paired tests, bootstrap; and the statistics of tokens."""
+"""Pure mathematics of measurements: intervals, paired tests, power, bootstrap; and the statistics of tokens."""
 
 from importlib import import_module
 from typing import Any
@@ -10,12 +10,21 @@ _EXPORTS = {
     "mean_se": "statewise.stats.hypothesis",
     "mean_interval": "statewise.stats.hypothesis",
     "clustered_se": "statewise.stats.hypothesis",
+    "discordant": "statewise.stats.hypothesis",
     "mcnemar": "statewise.stats.hypothesis",
     "paired_t": "statewise.stats.hypothesis",
     "paired_permutation": "statewise.stats.hypothesis",
     "holm": "statewise.stats.hypothesis",
     "bootstrap_mean": "statewise.stats.bootstrap",
     "bootstrap_difference": "statewise.stats.bootstrap",
+    "bootstrap_ratio": "statewise.stats.bootstrap",
+    "bootstrap_seeds": "statewise.stats.bootstrap",
+    "mcnemar_power": "statewise.stats.power",
+    "mcnemar_items": "statewise.stats.power",
+    "mcnemar_delta": "statewise.stats.power",
+    "t_items": "statewise.stats.power",
+    "spearman": "statewise.stats.rank",
+    "spearman_interval": "statewise.stats.rank",
 }
 
 __all__ = list(_EXPORTS)

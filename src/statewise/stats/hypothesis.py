@@ -75,6 +75,12 @@ def clustered_se(values: Values, clusters: Sequence[Hashable]) -> float:
     return math.sqrt(float((sums**2).sum()) * sums.size / (sums.size - 1)) / x.size
 
 
+def discordant(before: Values, after: Values) -> tuple[int, int]:
+    """How many pairs rose and how many fell."""
+    x, y = as_pairs(before, after)
+    return int((y > x).sum()), int((y < x).sum())
+
+
 def mcnemar(before: Values, after: Values) -> float:
     """Exact two-sided McNemar p-value of paired binary scores: only the pairs that changed carry information.
 
@@ -83,7 +89,7 @@ def mcnemar(before: Values, after: Values) -> float:
     x, y = as_pairs(before, after)
     if not (np.isin(x, (0, 1)).all() and np.isin(y, (0, 1)).all()):
         raise ValueError("mcnemar: received scores other than 0 and 1; use paired_t or paired_permutation for those")
-    gains, losses = int((y > x).sum()), int((y < x).sum())
+    gains, losses = discordant(x, y)
     if gains + losses == 0:
         return 1.0
     from scipy.special import bdtr

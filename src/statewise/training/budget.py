@@ -10,22 +10,26 @@ from statewise.settings import BatchSettings, Budget
 
 @dataclass
 class Spent:
-    """What a run has used so far; it is the trainer state of a checkpoint."""
+    """What a run has used so far; it is the trainer state of a checkpoint. The last three: see `Usage`."""
 
     step: int = 0
     tokens: int = 0
     rollouts: int = 0
     seconds: float = 0.0
+    generated_tokens: int = 0
+    teacher_tokens: int = 0
+    flops: float = 0.0
 
 
 def num_steps(budget: Budget, batch: BatchSettings, num_examples: int | None) -> int | None:
-    """Steps that the budget holds, None where only tokens or seconds limit it."""
+    """Steps that the budget holds, None where tokens, operations or seconds limit it."""
     limits = []
     if budget.max_steps is not None:
         limits.append(budget.max_steps)
     if budget.max_epochs is not None and num_examples is not None:
         limits.append(math.ceil(budget.max_epochs * num_examples / batch.rollouts))
-    return min(limits) if limits and budget.max_tokens is None and budget.max_seconds is None else None
+    open_ended = (budget.max_tokens, budget.max_flops, budget.max_seconds) != (None, None, None)
+    return min(limits) if limits and not open_ended else None
 
 
 def progress(spent: Spent, budget: Budget, batch: BatchSettings, num_examples: int | None) -> float:
@@ -38,6 +42,8 @@ def progress(spent: Spent, budget: Budget, batch: BatchSettings, num_examples: i
         shares.append(spent.step / steps)
     if budget.max_tokens is not None:
         shares.append(spent.tokens / budget.max_tokens)
+    if budget.max_flops is not None:
+        shares.append(spent.flops / budget.max_flops)
     if budget.max_seconds is not None:
         shares.append(spent.seconds / budget.max_seconds)
     return min(1.0, max(shares))

@@ -61,6 +61,13 @@ def optimizer_state(learner: Any, optimizer: Any) -> dict[str, Any]:
     return {**state, "param_groups": listed}  # empty on ranks other than 0
 
 
+def named_groups(learner: Any, optimizer: Any) -> list[dict[str, Any]]:
+    """The optimizer's groups as it was built, with parameter names in the place of parameters."""
+    names = {id(p): name.removeprefix("module.") for name, p in learner.named_parameters()}
+    groups = getattr(optimizer, "optimizer", optimizer).param_groups
+    return [{**group, "params": [names[id(p)] for p in group["params"]]} for group in groups]
+
+
 def load_optimizer_state(learner: Any, optimizer: Any, state: dict[str, Any]) -> None:
     """Put a full optimizer state back; a state of other parameters is a CheckpointError."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict

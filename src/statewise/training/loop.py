@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from statewise.errors import Interrupted, RunError, StatewiseError
+from statewise.errors import EndpointError, Interrupted, RunError, StatewiseError
 from statewise.recipe import Recipe
 from statewise.run import RunDir
 from statewise.training.alarms import Alarms
@@ -86,12 +86,19 @@ def train(
 
 
 def _run_steps(session: Session, stop: list[int]) -> None:
-    from statewise.training.milestones import after_step, at_end, at_start
+    from statewise.training.milestones import after_step, at_end, at_start, on_lost_endpoint
 
     training = session.training
     at_start(session)
     while session.progress() < 1.0:
-        row = take_step(training)
+        try:
+            row = take_step(training)
+        except EndpointError as error:
+            on_lost_endpoint(session)
+            raise EndpointError(
+                f"{error}\nStopped before step {training.spent.step + 1} with a checkpoint; "
+                f"go on with: statewise train --resume {session.run.path}"
+            ) from None
         session.log(row)
         session.display.update(session.progress(), row)
         stopped = bool(total([float(bool(stop))], training.accelerator)[0])
@@ -157,7 +164,9 @@ def _resumed(recipe: Recipe, path: Path) -> RunDir:
 
 def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, trackers: Any, resume: bool) -> Session:
     from statewise.training import saving
+    from statewise.training.hooks import open_hooks
     from statewise.training.opened import Models
+    from statewise.training.usage import CountedEngine, Usage
     from statewise.training.world import LearnerScorer, open_learner, open_policy, open_reference, open_sampler
 
     display.say(f"loading {recipe.model.path}")
@@ -165,17 +174,19 @@ def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, t
     policy = open_policy(recipe, found)
     learner = open_learner(recipe, policy)
     wrapped, optimizer = accelerator.prepare(learner, build_optimizer(learner, recipe.optim))
-    state = saving.component_state(found)
+    state, usage = saving.component_state(found), Usage()
+    scorer = LearnerScorer(
+        wrapped, policy.pad_id, recipe.eval.batch_tokens, accelerator.device, recipe.source.policy_temperature
+    )
+    hooks = open_hooks(recipe, policy, wrapped, accelerator, state, resumed=found is not None)
     world = World(
         tokenizer=policy.tokenizer,
         seed=recipe.seed,
         policy=policy.model,
-        sampler=open_sampler(recipe, policy, wrapped),
-        scorer=LearnerScorer(
-            wrapped, policy.pad_id, recipe.eval.batch_tokens, accelerator.device, recipe.source.policy_temperature
-        ),
-        reference=open_reference(recipe, policy, learner, wrapped, accelerator.device),
-        open_model=Models(recipe, policy, wrapped, optimizer, accelerator.device, state),
+        sampler=open_sampler(recipe, policy, wrapped, usage),
+        scorer=CountedEngine(scorer, usage, policy.model),
+        reference=open_reference(recipe, policy, learner, wrapped, accelerator.device, usage),
+        open_model=Models(recipe, policy, wrapped, hooks, accelerator.device, state, usage, display.say),
         reads=recipe.reads(),
         state=state,
         gather=partial(joined, accelerator=accelerator),
@@ -190,12 +201,14 @@ def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, t
     num_examples = recipe.source.num_examples(world)
     multiplier = schedule(recipe.optim, num_steps(recipe.budget, recipe.batch, num_examples))
     training = Training(
-        recipe, accelerator, wrapped, optimizer, world, multiplier, Spent(), num_examples, policy.pad_id
+        recipe, accelerator, wrapped, optimizer, world, multiplier, Spent(), num_examples, policy.pad_id, usage, hooks
     )
     session = Session(recipe, run, policy, training, display, trackers)
     if resume:
         saving.restore(session, found)
-    for model in recipe.models():  # after restoring, which steps the optimizer: an average of the policy would move
+    elif recipe.optim.state == "keep":
+        saving.keep_optimizer(session)
+    for model in recipe.models():
         world.open_model(model)
     return session
 

@@ -38,6 +38,11 @@ def after_step(session: Session, *, stopping: bool) -> None:
             saving.save(session, _best(session))
 
 
+def on_lost_endpoint(session: Session) -> None:
+    """Save what the last step left: endpoints are asked before the first update of a step."""
+    saving.save(session, _best(session))
+
+
 def at_end(session: Session) -> None:
     """Evaluate and save the final weights."""
     settings, step = session.recipe.eval, session.training.spent.step
@@ -47,19 +52,21 @@ def at_end(session: Session) -> None:
 
 
 def evaluate(session: Session) -> None:
-    """Run the recipe's tasks on the current weights, on rank 0 while the others wait."""
+    """Run the recipe's tasks on the current weights, on rank 0 while the others wait; once a step, however often resumed."""
     recipe, step = session.recipe, session.training.spent.step
-    if recipe.eval.tasks and session.is_main:
+    tasks = [] if is_sharded(session.training.learner) else recipe.eval.all_tasks()
+    if tasks and session.is_main and step not in session.run.evals():
         from statewise import evals
 
         session.display.say(f"evaluating at step {step}")
         results = evals.run(
             session.policy,
-            recipe.eval.tasks,
+            tasks,
             out=session.run.eval_dir(step),
             seed=recipe.seed,
             batch_tokens=recipe.eval.batch_tokens,
             base_dir=recipe.base_dir,
+            cache=_base_scores(session) if step == 0 else None,
         )
         row: dict[str, Any] = {"step": step}
         for name, result in results.items():
@@ -68,6 +75,14 @@ def evaluate(session: Session) -> None:
         session.display.say(f"step {step}: " + ", ".join(f"{n} {r.mean:.3f}" for n, r in results.items()))
         session.policy.model.train()
     session.training.accelerator.wait_for_everyone()
+
+
+def _base_scores(session: Session) -> Any:
+    """What was measured of the untrained model before, by this run or another."""
+    from statewise.evals.cache import open_cache
+
+    settings = session.recipe.model
+    return open_cache(settings, device=str(session.policy.model.device), batch_tokens=session.recipe.eval.batch_tokens)
 
 
 def _best(session: Session) -> int | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +19,49 @@ from statewise.models.load import LoadedPolicy, load_policy, resolve
 from statewise.models.score import InProcessScorer
 from statewise.recipe import Recipe
 from statewise.run import RunDir
-from statewise.settings import TeacherModel
+from statewise.signals.store import SignalStore, weights_hash
+from statewise.teachers import TeacherModel
 from statewise.training.distributed import is_sharded
+from statewise.training.hooks import Hook
 from statewise.training.learner import Dense, Learner
+from statewise.training.remote import Opened, OpenedEndpoint, open_endpoint, print_error, top_k
+from statewise.training.usage import CountedEngine, Usage, forward_flops, num_tokens
 from statewise.types import Batch
 
 
 @dataclass(frozen=True)
-class OpenedModel:
-    """A frozen model that samples, scores and gives its next-token distributions."""
+class OpenedModel(Opened):
+    """A frozen model in this process, which gives whole next-token distributions too."""
 
     name: str
     policy: LoadedPolicy
     learner: Learner
-    sampler: InProcessSampler
-    scorer: InProcessScorer
+    sampler: CountedEngine
+    scorer: CountedEngine
+    usage: Usage
+    top_k: int = 0
+    stores: dict[Path, SignalStore] = field(default_factory=dict, compare=False)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.policy.tokenizer
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.policy.stop_ids
+
+    @property
+    def num_tokens(self) -> int:  # type: ignore[override]
+        return int(self.policy.model.get_input_embeddings().num_embeddings)
+
+    def open_store(self, folder: Path) -> SignalStore:
+        return SignalStore(folder, {"weights": weights_hash(self.policy.model), "head_dtype": str(self.scorer.dtype)})
 
     def dense(self, batch: Batch) -> Dense:
         """Its projection at every place of the batch."""
+        tokens = num_tokens(batch)
+        self.usage.teacher_tokens += tokens
+        self.usage.flops += tokens * forward_flops(self.policy.model)
         with torch.no_grad():
             return self.learner(batch, mode="dense")
 
@@ -48,21 +74,36 @@ class OpenedModel:
 class Models:
     """Opens models by their settings. Averages of the policy live in `state`, so that a checkpoint holds them.
 
-    learner: the wrapped policy; optimizer: an average moves after each of its steps.
+    learner: the wrapped policy; hooks: called after each update, which moves an average; usage: counts their tokens.
+    say(text): told of endpoints in trouble.
     """
 
     def __init__(
-        self, recipe: Recipe, policy: LoadedPolicy, learner: Any, optimizer: Any, device: Any, state: dict[str, Any]
+        self,
+        recipe: Recipe,
+        policy: LoadedPolicy,
+        learner: Any,
+        hooks: list[Hook],
+        device: Any,
+        state: dict[str, Any],
+        usage: Usage | None = None,
+        say: Callable[[str], None] = print_error,
     ):
-        self.recipe, self.policy, self.learner, self.optimizer = recipe, policy, learner, optimizer
-        self.device, self.state = device, state
-        self._opened: dict[TeacherModel, OpenedModel] = {}
+        self.recipe, self.policy, self.learner, self.hooks = recipe, policy, learner, hooks
+        self.device, self.state, self.usage, self.say = device, state, usage or Usage(), say
+        self._opened: dict[TeacherModel, OpenedModel | OpenedEndpoint] = {}
 
-    def __call__(self, settings: TeacherModel | str) -> OpenedModel:
-        """The model, frozen and on the policy's device. Raises RecipeError where its vocabulary is another one."""
+    def __call__(self, settings: TeacherModel | str) -> OpenedModel | OpenedEndpoint:
+        """The model, frozen and on the policy's device, or behind its endpoint.
+
+        Raises RecipeError where its vocabulary is another one, EndpointError where its server can't do what is needed.
+        """
         wanted = TeacherModel.model_validate(settings)
         if wanted not in self._opened:
-            self._opened[wanted] = self._open(wanted)
+            remote = wanted.endpoint is not None
+            self._opened[wanted] = (
+                open_endpoint(self.recipe, wanted, self.policy, self.usage, self.say) if remote else self._open(wanted)
+            )
         return self._opened[wanted]
 
     def _open(self, wanted: TeacherModel) -> OpenedModel:
@@ -79,8 +120,12 @@ class Models:
             wanted.path,
             policy,
             Learner(model, [], head_dtype=dtype).eval(),
-            InProcessSampler(model, pad_id=policy.pad_id),
-            InProcessScorer(model, pad_id=policy.pad_id, dtype=dtype),
+            CountedEngine(InProcessSampler(model, pad_id=policy.pad_id), self.usage, model, "teacher_tokens"),
+            CountedEngine(
+                InProcessScorer(model, pad_id=policy.pad_id, dtype=dtype), self.usage, model, "teacher_tokens"
+            ),
+            self.usage,
+            top_k(self.recipe),
         )
 
     def _load(self, wanted: TeacherModel) -> LoadedPolicy:
@@ -111,7 +156,7 @@ class Models:
         return load_policy(own)
 
     def _average(self, wanted: TeacherModel) -> LoadedPolicy:
-        """A copy of what is trained on the policy's frozen weights; moved by a hook of the optimizer."""
+        """A copy of what is trained on the policy's frozen weights; moved by a hook."""
         if is_sharded(self.learner):
             raise RecipeError("teacher = 'ema': is not possible while parameters are sharded (FSDP); use DDP.")
         source = {n: p for n, p in self.policy.model.named_parameters() if p.requires_grad}
@@ -122,17 +167,24 @@ class Models:
             self.state[key] = {n: _wide(p.detach().clone()) for n, p in source.items()}
         average = self.state[key] = {n: v.to(source[n].device) for n, v in self.state[key].items()}
 
-        def move(*_: Any) -> None:
-            with torch.no_grad():
-                for name, value in average.items():
-                    value.lerp_(source[name].to(value.dtype), 1 - float(wanted.decay or 0.0))
-                    copies[name].copy_(value)
-
         with torch.no_grad():
             for name, value in average.items():
                 copies[name].copy_(value)
-        getattr(self.optimizer, "optimizer", self.optimizer).register_step_post_hook(move)
+        self.hooks.append(_Moving(1 - float(wanted.decay or 0.0), source, average, copies))
         return replace(self.policy, model=model)
+
+
+class _Moving(Hook):
+    """average <- average + rate (source - average), and a copy of it in the averaged model."""
+
+    def __init__(self, rate: float, source: dict[str, Any], average: dict[str, Any], copies: dict[str, Any]):
+        self.rate, self.source, self.average, self.copies = rate, source, average, copies
+
+    @torch.no_grad()
+    def after_update(self) -> None:
+        for name, value in self.average.items():
+            value.lerp_(self.source[name].to(value.dtype), self.rate)
+            self.copies[name].copy_(value)
 
 
 def directory_of(path: str) -> str:

@@ -26,8 +26,8 @@ Report = Callable[[int, int, dict[str, float]], None]
 def sampled_rows(
     recipe: Recipe, count: int | None = None, report: Report = lambda done, count, measures: None
 ) -> Iterator[Row]:
-    """Rows `id`, `prompt`, `completion`, `answer`, `reward` of what the recipe's source gives with the recipe's model, as in
-    the first steps of a training that changes no weight.
+    """Rows `id`, `prompt`, `completion`, `input_ids`, `completion_mask`, `answer`, `reward` of what the recipe's source gives
+    with the recipe's model, as in the first steps of a training that changes no weight.
 
     count: samples that the source draws (default: a pass through its prompts); a source that rejects some gives fewer.
     report(done, count, measures) is called after each step. Raises RecipeError where the source samples nothing.
@@ -62,7 +62,7 @@ def open_world(recipe: Recipe) -> World:
         policy=policy.model,
         sampler=InProcessSampler(policy.model, pad_id=policy.pad_id),
         scorer=InProcessScorer(policy.model, pad_id=policy.pad_id, batch_tokens=recipe.eval.batch_tokens),
-        open_model=Models(recipe, policy, policy.model, None, device, {}),
+        open_model=Models(recipe, policy, policy.model, [], device, {}),
         reads=recipe.reads(),
         device=str(device),
         base_dir=recipe.base_dir,
@@ -70,10 +70,12 @@ def open_world(recipe: Recipe) -> World:
 
 
 def _row(rollout: Rollout, number: str, tokenizer: Any) -> Row:
-    """In the formats that the source 'dataset' reads: messages where the prompt was a conversation, else text."""
+    """In the formats that the source 'dataset' reads: messages where the prompt was a conversation, else text; and the ids."""
     example, text = rollout.example, completion_text(rollout, tokenizer)
     row: Row = {"id": f"{example.id}-{number}", "prompt": example.text, "completion": text}
     if example.messages:
         answer = {"role": "assistant", "content": text}
         row |= {"prompt": [dict(m) for m in example.messages], "completion": [answer]}
-    return {**row, "answer": example.answer, "reward": rollout.reward}
+    mask = [int(s.author not in ("prompt", "environment")) for s in rollout.segments for _ in s.tokens]
+    ids = {"input_ids": rollout.tokens(), "completion_mask": mask}
+    return {**row, "answer": example.answer, "reward": rollout.reward, **ids}

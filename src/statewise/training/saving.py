@@ -7,9 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from statewise.errors import RecipeError
 from statewise.training import checkpoint
 from statewise.training.budget import Spent
-from statewise.training.distributed import load_optimizer_state, model_state, optimizer_state
+from statewise.training.distributed import load_optimizer_state, model_state, named_groups, optimizer_state
 
 if TYPE_CHECKING:
     from statewise.run import RunDir
@@ -49,6 +50,27 @@ def component_state(found: Path | None) -> dict[str, Any]:
     """`World.state` as the checkpoint holds it."""
     file = None if found is None else found / COMPONENTS
     return checkpoint.load_tensors(file) if file is not None and file.is_file() else {}
+
+
+def keep_optimizer(session: Session) -> None:
+    """Start with the optimizer state beside the weights of `model.path`, of the parameters that are trained, by name.
+
+    Learning rate, betas and decay are the recipe's own. Raises RecipeError where there is none of a parameter.
+    """
+    training, file = session.training, Path(session.recipe.model.path) / OPTIMIZER
+    if not file.is_file():
+        raise RecipeError(
+            f"optim.state = 'keep': model.path = '{session.recipe.model.path}' has no {OPTIMIZER}; expected a checkpoint of a "
+            "run, such as runs/sft/checkpoints/step_000050."
+        )
+    stored = checkpoint.load_tensors(file)["state"]
+    groups = named_groups(training.learner, training.optimizer)
+    names = [name for group in groups for name in group["params"]]
+    missing = sorted(set(names) - stored.keys())
+    if missing:
+        raise RecipeError(f"optim.state = 'keep': {file} holds no state of '{missing[0]}', which this recipe trains.")
+    kept = {"state": {name: stored[name] for name in names}, "param_groups": groups}
+    load_optimizer_state(training.learner, training.optimizer, kept)
 
 
 def restore(session: Session, found: Path | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,8 +16,10 @@ from statewise.objective import denominators
 from statewise.recipe import Recipe
 from statewise.training.budget import Spent
 from statewise.training.distributed import gather, total
+from statewise.training.hooks import Hook
 from statewise.training.metrics import BEHAVIOR_METRICS, StepMetrics
 from statewise.training.packing import micro_batches
+from statewise.training.usage import Usage
 from statewise.types import Batch, Rollout, World, derive_seed
 
 
@@ -34,6 +36,8 @@ class Training:
     spent: Spent
     num_examples: int | None
     pad_id: int
+    usage: Usage = field(default_factory=Usage)
+    hooks: list[Hook] = field(default_factory=list)
 
 
 def take_step(training: Training) -> dict[str, float]:
@@ -54,10 +58,22 @@ def take_step(training: Training) -> dict[str, float]:
     ]
     row = {**reported, **_of_the_step(updates)}
     spent.step += 1
+    for hook in training.hooks:
+        row |= hook.after_step(spent.step)
     spent.rollouts += len(rollouts)
     seconds = time.perf_counter() - started
     spent.seconds += seconds
-    return {"step": spent.step, **row, "total_tokens": spent.tokens, "step_seconds": seconds}
+    return {"step": spent.step, **row, "total_tokens": spent.tokens, **_used(training), "step_seconds": seconds}
+
+
+def _used(training: Training) -> dict[str, float]:
+    """Adds the step's usage to what is spent; its totals, tokens only where there are any."""
+    used, spent = training.usage.take(training.accelerator), training.spent
+    spent.generated_tokens += used.generated_tokens
+    spent.teacher_tokens += used.teacher_tokens
+    spent.flops += used.flops
+    tokens = {"total_generated_tokens": spent.generated_tokens, "total_teacher_tokens": spent.teacher_tokens}
+    return {**{name: value for name, value in tokens.items() if value}, "total_flops": spent.flops}
 
 
 def _of_the_step(updates: list[dict[str, float]]) -> dict[str, float]:
@@ -118,6 +134,7 @@ def _update(training: Training, rollouts: list[Rollout], world: World) -> dict[s
             f"step {training.spent.step}: no token is selected by any term, so there is nothing to train on "
             f"(samples {[r.example.id for r in rollouts[:4]]} ...)."
         )
+    training.usage.train(batches, training.accelerator.unwrap_model(training.learner).model)
     metrics = StepMetrics(recipe.objective, recipe.source.part_names)
     training.learner.train()
     for index, batch in enumerate(batches):
@@ -165,6 +182,8 @@ def _apply(training: Training, lr: float) -> float:
     accelerator, optimizer = training.accelerator, training.optimizer
     for group in optimizer.param_groups:
         group["lr"] = lr
+    for hook in training.hooks:
+        hook.before_update()
     clip = training.recipe.optim.clip_norm
     norm = accelerator.clip_grad_norm_(training.learner.parameters(), clip if clip is not None else float("inf"))
     norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
@@ -172,5 +191,7 @@ def _apply(training: Training, lr: float) -> float:
         optimizer.zero_grad(set_to_none=True)
         raise NonFiniteLoss(f"the gradient norm is {norm} at step {training.spent.step}; no update was made.")
     optimizer.step()
+    for hook in training.hooks:
+        hook.after_update()
     optimizer.zero_grad(set_to_none=True)
     return norm

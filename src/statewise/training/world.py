@@ -14,8 +14,10 @@ from statewise.models.generate import InProcessSampler
 from statewise.models.load import LoadedPolicy, load_policy
 from statewise.recipe import Recipe
 from statewise.training.distributed import is_sharded
+from statewise.training.hooks import freeze_others
 from statewise.training.learner import Dense, Learner
 from statewise.training.packing import check_packing, micro_batches
+from statewise.training.usage import CountedEngine, Usage, forward_flops, num_tokens
 from statewise.types import Batch, derive_seed
 
 
@@ -47,7 +49,7 @@ class LearnerScorer:
         return out
 
 
-def open_sampler(recipe: Recipe, policy: LoadedPolicy, learner: Any) -> InProcessSampler | None:
+def open_sampler(recipe: Recipe, policy: LoadedPolicy, learner: Any, usage: Usage) -> CountedEngine | None:
     """A sampler on the weights that are trained; None where the source samples nothing. `learner`: the wrapped one."""
     if not recipe.source.needs_policy:
         return None
@@ -57,7 +59,7 @@ def open_sampler(recipe: Recipe, policy: LoadedPolicy, learner: Any) -> InProces
             "(FSDP), since a sampler calls the model outside the wrapped learner. Run data-parallel (DDP) or on one "
             "process, with model.adapter where memory is short."
         )
-    return InProcessSampler(policy.model, pad_id=policy.pad_id)
+    return CountedEngine(InProcessSampler(policy.model, pad_id=policy.pad_id), usage, policy.model, "generated_tokens")
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,15 @@ class ReferenceModel:
 
     learner: Any
     reads: frozenset[str]
+    usage: Usage
+    flops_a_token: float
 
     def attach(self, batch: Batch, name: str) -> Batch:
         """The batch with `<name>_logits` (dense) and, where somebody reads it, the column `<name>_logprobs`."""
         training = self.learner.training
         self.learner.eval()
         dense: Dense = self.learner(batch, mode="reference")
+        self.usage.flops += self.flops_a_token * num_tokens(batch)
         self.learner.train(training)
         batch = batch.with_dense(**{f"{name}_logits": dense})
         if f"{name}_logprobs" not in self.reads:
@@ -91,6 +96,7 @@ def open_policy(recipe: Recipe, path: str | Path | None = None) -> LoadedPolicy:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if settings.adapter is not None:
             model.enable_input_require_grads()
+    freeze_others(model, recipe.optim)
     model.train()
     return policy
 
@@ -115,14 +121,14 @@ def open_learner(recipe: Recipe, policy: LoadedPolicy) -> Learner:
     return learner
 
 
-def open_reference(recipe: Recipe, policy: LoadedPolicy, learner: Any, wrapped: Any, device: Any) -> Any:
+def open_reference(recipe: Recipe, policy: LoadedPolicy, learner: Any, wrapped: Any, device: Any, usage: Usage) -> Any:
     """None where no signal needs it."""
     reads = frozenset(c for t in recipe.objective for p in t.parts for c in p.columns_read())
     reads |= frozenset(c for s in recipe.signal for c in s.columns_read())
     if not any(name.startswith("reference_") for name in reads):
         return None
     if recipe.model.adapter is not None and recipe.model.adapter.path is None:
-        return ReferenceModel(wrapped, reads)
+        return ReferenceModel(wrapped, reads, usage, forward_flops(policy.model))
     frozen = Learner(load_policy(recipe.model).model, recipe.objective, head_dtype=learner.head_dtype)
     frozen.requires_grad_(False)
-    return ReferenceModel(frozen.to(device), reads)
+    return ReferenceModel(frozen.to(device), reads, usage, forward_flops(frozen.model))
