@@ -101,8 +101,7 @@ def test_the_runs_of_a_study(runs: dict[str, RunDir]) -> None:
 
     root = runs["mild0"].path.parent
     rows = [
-        {"arm": name[:-1], "seed": int(name[-1]), "run": name, "base": "mild1/evals/step_000000", "own_budget": False}
-        for name in runs
+        {"arm": name[:-1], "seed": int(name[-1]), "run": name, "base": "mild1", "own_budget": False} for name in runs
     ]
     (root / "plan.json").write_text(json.dumps({"runs": rows, "target": "probe", "retention": ["tiny:facts"]}))
     try:
@@ -110,7 +109,7 @@ def test_the_runs_of_a_study(runs: dict[str, RunDir]) -> None:
     finally:
         (root / "plan.json").unlink()
     assert [f.arm for f in found] == ["mild", "mild", "stress", "opd"]
-    assert found[2].base == root / "mild1/evals/step_000000" and found[2].purposes == {"tiny:facts": "retention"}
+    assert found[2].base == root / "mild1" and found[2].purposes["tiny:facts"] == "retention"
     assert found[2].model.path == runs["mild0"].recipe().model.path
 
 

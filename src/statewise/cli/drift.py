@@ -161,9 +161,8 @@ def _runs_at(place: Path) -> list[Any]:
         from statewise.study.results import read_study
 
         study = read_study(place)
-        purposes = dict.fromkeys(study.retention, "retention")
         return [
-            Studied(r.arm, r.path, base=r.base.path if r.base else None, model=first_model(r.path), purposes=purposes)
+            Studied(r.arm, r.path, base=r.base, model=first_model(r.path), purposes=study.purposes)
             for arm in study.arms
             for r in study.of(arm)
         ]
