@@ -129,9 +129,9 @@ def test_rollouts(world):
 
 
 def test_the_delimiter_comes_from_the_data(world):
-    assert source().shown(world)[1] == "####"
-    assert source(delimiter="none").shown(world)[1] is None
-    assert source(delimiter="= ").shown(world)[1] == "= "
+    assert source().shown(world)[2] == "####"
+    assert source(delimiter="none").shown(world)[2] is None
+    assert source(delimiter="= ").shown(world)[2] == "= "
 
 
 def test_what_is_shown(world):

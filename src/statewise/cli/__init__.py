@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import typer
 
 import statewise
-from statewise.cli import check, doctor, evaluate, ledger, power, recipe, runs, sample, study, tiny, train
+from statewise.cli import check, doctor, evaluate, ledger, power, realign, recipe, runs, sample, study, tiny, train
 from statewise.errors import StatewiseError
 
 BAD_INPUT, OUR_FAULT = 2, 70
@@ -30,6 +30,7 @@ app.command("eval")(evaluate.command)
 app.command("ledger")(ledger.command)
 app.command("power")(power.command)
 app.command("sample", context_settings={"ignore_unknown_options": True})(sample.command)
+app.command("realign")(realign.command)
 app.command("doctor", context_settings={"ignore_unknown_options": True})(doctor.command)
 app.add_typer(recipe.app, name="recipe")
 app.command("check")(check.command)

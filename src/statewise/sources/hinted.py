@@ -124,7 +124,7 @@ class HintedSource(PromptSource, kind="hinted"):
         from statewise.models.load import pad_id, stop_ids
         from statewise.sources.realigning import Realigner
 
-        hint, delimiter = self.shown(world)
+        _, hint, delimiter = self.shown(world)
         model = world.open_model("step0").policy.model if self.writer == "step0" else world.policy
         return Realigner(
             HintedDecoder(model, pad_id=pad_id(world.tokenizer), **settings),
@@ -140,16 +140,16 @@ class HintedSource(PromptSource, kind="hinted"):
             self.tries,
         )
 
-    def shown(self, world: World) -> tuple[Hint, str | None]:
-        """The hint and the delimiter (None: there is none), chosen where they are "auto"."""
+    def shown(self, world: World) -> tuple[str, Hint, str | None]:
+        """Name of the hint, the hint, and the delimiter (None: there is none), chosen where they are "auto"."""
         from statewise.sources.hints import choose_delimiter, choose_hint, load_hint
 
         examples = self.examples(world)
         name = choose_hint(world.tokenizer, examples[0]) if self.hint == "auto" else self.hint
         hint = load_hint(name, world.base_dir)
         if self.delimiter == "auto":
-            return hint, choose_delimiter(hint, [self.answer_of(example) for example in examples])
-        return hint, None if self.delimiter == "none" else self.delimiter
+            return name, hint, choose_delimiter(hint, [self.answer_of(example) for example in examples])
+        return name, hint, None if self.delimiter == "none" else self.delimiter
 
     def answer_of(self, example: Example) -> str:
         """The reference solution as the imitator sees it. Raises DataError where the row has none."""
