@@ -12,7 +12,21 @@ from collections.abc import Sequence
 import typer
 
 import statewise
-from statewise.cli import check, doctor, evaluate, ledger, power, realign, recipe, runs, sample, study, tiny, train
+from statewise.cli import (
+    check,
+    doctor,
+    evaluate,
+    ledger,
+    power,
+    realign,
+    recipe,
+    report,
+    runs,
+    sample,
+    study,
+    tiny,
+    train,
+)
 from statewise.errors import StatewiseError
 
 BAD_INPUT, OUR_FAULT = 2, 70
@@ -35,6 +49,8 @@ app.command("doctor", context_settings={"ignore_unknown_options": True})(doctor.
 app.add_typer(recipe.app, name="recipe")
 app.command("check")(check.command)
 app.add_typer(runs.app, name="runs")
+app.command("report")(report.report)
+app.command("compare")(report.compare)
 app.add_typer(study.app, name="study")
 app.add_typer(tiny.app, name="tiny")
 

@@ -38,7 +38,8 @@ def run_study(
         started = time.perf_counter()
         if not needs:
             return {}
-        failed = run_all(needs, work or _workers(plan, on), jobs or default_jobs(plan), tell)
+        slots = min(jobs or default_jobs(plan), len(needs))
+        failed = run_all(needs, work or _workers(plan, on, slots), slots, tell)
         _note(plan.out, time.perf_counter() - started, len(needs), failed)
     return failed
 
@@ -49,7 +50,8 @@ def left_to_do(plan: Plan) -> dict[str, list[str]]:
     wanted = {need for job in plan.jobs for need in job.needs}
     for job in sorted(plan.jobs, key=lambda job: (job.arm, job.seed) not in wanted):
         if not is_done(plan, job.key):
-            found[job.key] = [plan.by_arm[need].key for need in job.needs]
+            # The base comes first, so that the others find its scores in the cache.
+            found[job.key] = [plan.base_of(job)[0], *(plan.by_arm[need].key for need in job.needs)]
     return found
 
 
@@ -58,11 +60,11 @@ def default_jobs(plan: Plan) -> int:
     return max(1, cores // plan.study.resources.cpus)
 
 
-def _workers(plan: Plan, on: str) -> Workers:
+def _workers(plan: Plan, on: str, slots: int) -> Workers:
     if on == "local":
         from statewise.study.local import LocalWorkers
 
-        return LocalWorkers(plan)
+        return LocalWorkers(plan, slots)
     raise RecipeError(f"--on: received {on!r}, expected one of {', '.join(ON)}.")
 
 

@@ -27,6 +27,9 @@ def main(file: str, out: str) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     plan = make_plan(file, out)
     threading.Thread(target=_listen, args=(keys, busy), daemon=True).start()
+    import statewise.training.loop
+    import statewise.training.world  # noqa: F401
+
     while (key := keys.get()) is not None:
         busy.set()
         error = _attempt(plan, key)
