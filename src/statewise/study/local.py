@@ -11,8 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from statewise.study.plan import Plan
-
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+from statewise.study.worker import environment
 
 
 class LocalWorkers:
@@ -38,11 +37,14 @@ class LocalWorkers:
         return f"the process ended with {_ending(worker.wait())} (log: {self.plan.out / 'logs' / key}.log)"
 
     def _start(self) -> subprocess.Popen[str]:
-        threads = {name: str(self.plan.study.resources.cpus) for name in THREAD_VARIABLES}
-        environment = {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false", **os.environ, **threads}
         command = [sys.executable, "-m", "statewise.study.worker", str(self.plan.file), str(self.plan.out)]
         with (self.plan.out / "logs" / "workers.log").open("a") as log:
-            options: dict[str, Any] = {"text": True, "start_new_session": True, "env": environment, "stderr": log}
+            options: dict[str, Any] = {
+                "text": True,
+                "start_new_session": True,
+                "env": {**os.environ, **environment(self.plan)},
+                "stderr": log,
+            }
             worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
         self._all.append(worker)
         return worker

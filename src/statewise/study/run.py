@@ -28,8 +28,8 @@ def run_study(
 ) -> dict[str, str]:
     """Do what is not done yet; returns {piece: error} of what failed.
 
-    jobs: pieces at a time; default: as many as the resources of an arm fit into the machine's cores.
-    Raises RunError where another process runs this study.
+    jobs: pieces at a time; default: as many as the resources of a run fit into the machine's cores, on a cluster all.
+    Raises MissingExtra for a cluster whose package is absent, and RunError where another process runs this study.
     """
     (plan.out / "logs").mkdir(parents=True, exist_ok=True)
     with _lock(plan.out):
@@ -38,7 +38,8 @@ def run_study(
         started = time.perf_counter()
         if not needs:
             return {}
-        slots = min(jobs or default_jobs(plan), len(needs))
+        # A cluster has a queue of its own.
+        slots = min(jobs or (default_jobs(plan) if on == "local" else len(needs)), len(needs))
         failed = run_all(needs, work or _workers(plan, on, slots), slots, tell)
         _note(plan.out, time.perf_counter() - started, len(needs), failed)
     return failed
@@ -65,6 +66,14 @@ def _workers(plan: Plan, on: str, slots: int) -> Workers:
         from statewise.study.local import LocalWorkers
 
         return LocalWorkers(plan, slots)
+    if on == "ray":
+        from statewise.study.clusters import RayWorkers
+
+        return RayWorkers(plan)
+    if on == "slurm":
+        from statewise.study.clusters import SlurmWorkers
+
+        return SlurmWorkers(plan)
     raise RecipeError(f"--on: received {on!r}, expected one of {', '.join(ON)}.")
 
 
