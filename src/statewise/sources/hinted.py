@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, field_serializer, field_validator, model_validator
 
 from statewise.component import Source
-from statewise.errors import DataError, RecipeError
+from statewise.errors import RecipeError
 from statewise.sources.judging import self_test
 from statewise.sources.prompts import Prompt, PromptSource
 from statewise.sources.ranks import divided
+from statewise.sources.reading import RowError
 from statewise.sources.rows import written_answer
 from statewise.types import Author, Example, Rollout, Segment, derive_seed
 from statewise.verifier import Verifier, parse_verifier
@@ -151,13 +152,16 @@ class HintedSource(PromptSource, kind="hinted"):
             return name, hint, choose_delimiter(hint, [self.answer_of(example) for example in examples])
         return name, hint, None if self.delimiter == "none" else self.delimiter
 
+    def check(self, example: Example) -> None:
+        self.answer_of(example)
+
     def answer_of(self, example: Example) -> str:
-        """The reference solution as the imitator sees it. Raises DataError where the row has none."""
+        """The reference solution as the imitator sees it. Raises RowError where the row has none."""
         written = written_answer(self, dict(example.metadata))
         if not written or not written.strip():
-            raise DataError(
-                f"sample '{example.id}': has no answer to show (it has: {', '.join(map(str, example.metadata))}); name the "
-                'column in source.columns, such as { completion = "solution" }.'
+            raise RowError(
+                'has no answer to show; name its column in source.columns, such as { completion = "solution" }',
+                f"it has {', '.join(map(str, example.metadata))}",
             )
         for pattern in self.remove:
             written = re.sub(pattern, "", written)
