@@ -143,6 +143,7 @@ def said(capsys):
         (["--shard", "0/2"], "expected I/N with I from 1 to N"),
         (["hnt=echo"], "did you mean 'hint'"),
         (["--verifier", "answr"], "did you mean 'answer'"),
+        (["--verifier", "regex", "verifier.pattern=("], "is no regular expression"),
         (["--dtype", "float8"], "model.dtype"),
         (["shuffle=true"], "unknown key 'shuffle'"),
     ],

@@ -23,6 +23,7 @@ from statewise.cli import (
     report,
     runs,
     sample,
+    score,
     study,
     tiny,
     train,
@@ -43,6 +44,7 @@ app.command("train", context_settings={"ignore_unknown_options": True})(train.co
 app.command("eval")(evaluate.command)
 app.command("ledger")(ledger.command)
 app.command("power")(power.command)
+app.command("score")(score.command)
 app.command("sample", context_settings={"ignore_unknown_options": True})(sample.command)
 app.command("realign")(realign.command)
 app.command("doctor", context_settings={"ignore_unknown_options": True})(doctor.command)

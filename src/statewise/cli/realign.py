@@ -10,7 +10,7 @@ import typer
 from statewise.cli.output import print_json, say
 from statewise.errors import Interrupted, RecipeError
 
-OWN = ("kind", "shuffle", "writer")  # of the source, and not to be set here
+HIDDEN = ("data", "shuffle", "writer")  # of the source, and not to be set as KEY=VALUE
 
 
 def command(
@@ -42,32 +42,26 @@ def command(
 
     What the verifier rejects is left out. The same command goes on after a kill. DATA is never written to.
     """
-    data, *settings = words
-    plain: dict[str, Any] = {"data": data, "verifier": verifier, "hint": hint, "delimiter": delimiter, "beta": beta}
-    plain |= {"max_tokens": max_tokens} | ({} if limit is None else {"limit": limit})
-    from statewise.onpolicy.meter import Quiet, Shown
+    from statewise.cli.score import data_and_settings, meter_of
+
+    data, fields = data_and_settings(words, "hinted", HIDDEN)
+    if isinstance(fields.get("verifier"), dict):
+        fields["verifier"] = {"kind": verifier, **fields["verifier"]}
+    plain = {"data": data, "verifier": verifier, "hint": hint, "delimiter": delimiter, "beta": beta}
+    plain |= {"max_tokens": max_tokens, "limit": limit} | fields
     from statewise.onpolicy.realign import Realignment, RealignSettings
 
-    made = RealignSettings(source=_source(plain, settings), model=_model(model, dtype), seed=seed, part_rows=part_rows)
+    made = RealignSettings(source=plain, model=_model(model, dtype), seed=seed, part_rows=part_rows)
     part = _shard(shard)
     if not quiet:
         say(f"realigning {data} with {model} -> {out}" + (f" (shard {shard})" if part[1] > 1 else ""))
     try:
-        told = Realignment(made, out, part, meter=Quiet() if quiet else Shown("realign")).run()
+        told = Realignment(made, out, part, meter=meter_of("realign", quiet)).run()
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; the same command goes on from {out}") from None
     if as_json:
         return print_json(told if told is not None else {"joined": False, "shard": shard})
     print("\n".join(_lines(told, out, shard)))
-
-
-def _source(plain: dict[str, Any], settings: list[str]) -> dict[str, Any]:
-    """The source's settings with those of the command line, of which some may be nested such as columns.prompt=question."""
-    from statewise.overrides import apply_overrides
-    from statewise.sources.hinted import HintedSource
-
-    known = [name for name in HintedSource.model_fields if name not in OWN]
-    return apply_overrides(plain, settings, known)
 
 
 def _model(path: str, dtype: str) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 PLAIN_SECONDS, LIVE_SECONDS = 5.0, 0.2
 
 
-class Quiet:
+class Meter:
     """Counts, and shows nothing."""
 
     def __init__(self) -> None:
@@ -68,11 +68,8 @@ class Quiet:
     def stop(self) -> None: ...
 
 
-Meter = Quiet
-
-
-class Shown(Quiet):
-    """Shows what `Quiet` counts."""
+class Shown(Meter):
+    """Shows what `Meter` counts."""
 
     def __init__(self, label: str, write: Callable[[str], object] = sys.stderr.write):
         super().__init__()

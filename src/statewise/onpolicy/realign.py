@@ -23,7 +23,7 @@ from statewise.component import parse
 from statewise.errors import RunError
 from statewise.files import atomic_write, to_json
 from statewise.onpolicy import fingerprint
-from statewise.onpolicy.meter import Quiet
+from statewise.onpolicy.meter import Meter
 from statewise.onpolicy.realign_page import write_report
 from statewise.onpolicy.realign_part import PartMaker
 from statewise.onpolicy.realign_summary import Summary
@@ -69,7 +69,7 @@ class Realignment:
     out: Path
     shard: tuple[int, int] = (1, 1)
     base_dir: Path = Path(".")
-    meter: Any = field(default_factory=Quiet)
+    meter: Any = field(default_factory=Meter)
 
     def run(self) -> dict[str, Any] | None:
         """Do what is missing of the shard; the summary where all parts are there afterwards, else None.

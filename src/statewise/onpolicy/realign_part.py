@@ -36,12 +36,9 @@ class PartMaker:
         import torch
 
         from statewise.models.load import load_policy
-        from statewise.training.opened import directory_of
+        from statewise.onpolicy.chunks import opened_model
 
-        model = self.model
-        if (Path(model.path) / "run.json").is_file():
-            model = model.model_copy(update={"path": directory_of(model.path)})
-        return load_policy(model, device="cuda" if torch.cuda.is_available() else None)
+        return load_policy(opened_model(self.model), device="cuda" if torch.cuda.is_available() else None)
 
     @cached_property
     def world(self) -> World:
