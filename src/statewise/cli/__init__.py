@@ -16,6 +16,7 @@ from statewise.cli import (
     check,
     doctor,
     evaluate,
+    geometry,
     ledger,
     power,
     realign,
@@ -48,6 +49,7 @@ app.command("score")(score.command)
 app.command("sample", context_settings={"ignore_unknown_options": True})(sample.command)
 app.command("realign")(realign.command)
 app.command("doctor", context_settings={"ignore_unknown_options": True})(doctor.command)
+app.command("geometry")(geometry.command)
 app.add_typer(recipe.app, name="recipe")
 app.command("check")(check.command)
 app.add_typer(runs.app, name="runs")
