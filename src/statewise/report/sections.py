@@ -180,7 +180,9 @@ def _drift(model: ReportModel, look: figures.Look) -> list[Block]:
         [row["measure"], row["runs"], _estimate(row["rho"], "+.2f"), *(row["means"].get(arm) for arm in arms)]
         for row in model.drift_ranks
     ]
-    caption = "Rank correlation with retention over runs, and means of arms. Of many measures some look strong by chance."
+    caption = (
+        "Rank correlation with retention over runs, and means of arms. Of many measures some look strong by chance."
+    )
     return [*blocks, Table(["measure", "runs", "Spearman", *arms], rows, caption)] if rows else []
 
 
