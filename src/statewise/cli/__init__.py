@@ -20,6 +20,7 @@ from statewise.cli import (
     geometry,
     ledger,
     power,
+    realign,
     recipe,
     report,
     runs,
@@ -48,6 +49,7 @@ app.command("drift")(drift.command)
 app.command("power")(power.command)
 app.command("score")(score.command)
 app.command("sample", context_settings={"ignore_unknown_options": True})(sample.command)
+app.command("realign")(realign.command)
 app.command("doctor", context_settings={"ignore_unknown_options": True})(doctor.command)
 app.command("geometry")(geometry.command)
 app.add_typer(recipe.app, name="recipe")
