@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,7 +16,7 @@ from statewise.models.precise import can_widen, exact_products, widened
 from statewise.models.topk import TopK
 from statewise.types import TokenStats
 
-NEEDS = ("logprobs", "entropy", "varentropy", "rank", "topk")
+NEEDS = ("logprobs", "entropy", "varentropy", "fourth", "rank", "topk")
 BLOCK_BYTES = 2**20  # logits that a CPU's passes read at a time, so that all but the first find them in its cache
 
 
@@ -55,8 +55,8 @@ def score_rows(
     topk: int = 20,
     dtype: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
-    """{name: [N]} of log p(y), entropy, varentropy sum p (log p + H)^2 (nats^2), rank of y (0 = the mode), and
-    `topk_logprobs`/`topk_ids` [N, K]; logits are divided by `temperature` before all of them."""
+    """{name: [N]} of log p(y), entropy, varentropy sum p (log p + H)^2 (nats^2), `fourth` sum p (log p + H)^4 (nats^4), rank
+    of y (0 = the mode), and `topk_logprobs`/`topk_ids` [N, K]; logits are divided by `temperature` before all of them."""
     unknown = set(needs) - set(NEEDS)
     if unknown:
         raise ValueError(f"needs: received {sorted(unknown)}, expected among {NEEDS}")
@@ -89,16 +89,21 @@ def _score_chunk(logits: Tensor, targets: Tensor, needs: Sequence[str], topk: in
         top = logits.topk(min(topk, logits.shape[-1]), dim=-1)
         out["topk_logprobs"] = top.values - logits.logsumexp(-1, keepdim=True)
         out["topk_ids"] = top.indices
-    wants = "entropy" in needs or "varentropy" in needs
-    if not {"logprobs", "entropy", "varentropy"} & set(needs):
+    centred = {"varentropy", "fourth"} & set(needs)
+    wants = "entropy" in needs or bool(centred)
+    if not wants and "logprobs" not in needs:
         return out
     logprobs, entropy, exps, total = statistics(logits, targets, entropy=wants)
     out["logprobs"] = logprobs
-    if wants and entropy is not None:
-        out["entropy"] = entropy
-    if "varentropy" in needs and entropy is not None:
-        centred = logits.sub_((total.log() - entropy)[:, None]).clamp_min_(-1e15)
-        out["varentropy"] = torch.linalg.vecdot(exps, centred.square()) / total
+    if entropy is None:
+        return out
+    out["entropy"] = entropy
+    if centred:
+        squares = logits.sub_((total.log() - entropy)[:, None]).clamp_min_(-1e9).square_()
+        out["varentropy"] = torch.linalg.vecdot(exps, squares) / total
+        if "fourth" in needs:
+            # (e z^2) z^2, since z^4 of a masked id overflows.
+            out["fourth"] = torch.linalg.vecdot(exps.mul_(squares), squares) / total
     return out
 
 
@@ -147,10 +152,12 @@ class InProcessScorer:
         *,
         temperature: float = 1.0,
         topk: int = 20,
+        report: Callable[[int], None] = lambda tokens: None,
     ) -> list[dict[str, np.ndarray]]:
         """Per sequence {name: [n]} of its n tokens where the mask is true; only those go through the head.
 
-        Raises ValueError where a mask has another length, or is true at a first token, which has no state.
+        report(tokens) is called after each forward pass. Raises ValueError where a mask has another length, or is true at
+        a first token, which has no state.
         """
         for index, (sequence, mask) in enumerate(zip(sequences, masks, strict=True)):
             if len(sequence) != len(mask) or (len(mask) and mask[0]):
@@ -162,16 +169,17 @@ class InProcessScorer:
         training = self.model.training
         self.model.eval()
         try:
-            for group in self._groups(sequences):
+            for group in self.groups(sequences):
                 own = ([sequences[i] for i in group], [masks[i] for i in group])
                 found = self._score(*own, needs, temperature, topk)
                 for index, values in zip(group, found, strict=True):
                     results[index] = values
+                report(sum(len(sequences[i]) for i in group))
         finally:
             self.model.train(training)
         return results
 
-    def _groups(self, sequences: Sequence[Sequence[int]]) -> list[list[int]]:
+    def groups(self, sequences: Sequence[Sequence[int]]) -> list[list[int]]:
         """Indices by falling length, cut where rows x longest passes `batch_tokens`."""
         order = sorted(range(len(sequences)), key=lambda i: (-len(sequences[i]), i))
         groups: list[list[int]] = []
@@ -202,14 +210,14 @@ class InProcessScorer:
             wanted[row, : len(sequence)] = torch.tensor(mask, dtype=torch.bool)
         ids, seen, wanted = ids.to(device), seen.to(device), wanted.to(device)
         at = wanted[:, 1:].nonzero(as_tuple=True)
-        projection = self._project({"input_ids": ids, "attention_mask": seen}, at)
+        projection = self.project({"input_ids": ids, "attention_mask": seen}, at)
         with exact_products() if self.widened else nullcontext():
             flat = score_rows(projection, ids[:, 1:][at], needs, temperature=temperature, topk=topk, dtype=self.dtype)
         stops = np.cumsum([sum(mask) for mask in masks])[:-1]
         lists = {name: np.split(value.cpu().numpy(), stops) for name, value in flat.items()}
         return [{name: values[row] for name, values in lists.items()} for row in range(len(sequences))]
 
-    def _project(self, inputs: dict[str, Tensor], at: tuple[Tensor, ...]) -> Projection | FullLogits:
+    def project(self, inputs: dict[str, Tensor], at: tuple[Tensor, ...]) -> Projection | FullLogits:
         if self._head is False:
             self._head = split_head(self.model)
             if self.frozen and self.dtype == torch.float32 and isinstance(self._head, Head) and can_widen(self._head):

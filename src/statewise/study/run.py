@@ -11,6 +11,7 @@ from pathlib import Path
 
 from statewise.errors import RecipeError, RunError
 from statewise.files import atomic_write, to_json
+from statewise.run import RunDir
 from statewise.study.plan import Plan
 from statewise.study.schedule import Event, Workers, run_all
 from statewise.study.work import is_done
@@ -28,8 +29,8 @@ def run_study(
 ) -> dict[str, str]:
     """Do what is not done yet; returns {piece: error} of what failed.
 
-    jobs: pieces at a time; default: as many as the resources of an arm fit into the machine's cores.
-    Raises RunError where another process runs this study.
+    jobs: pieces at a time; default: as many as the resources of a run fit into the machine's cores, on a cluster all.
+    Raises MissingExtra for a cluster whose package is absent, and RunError where another process runs this study.
     """
     (plan.out / "logs").mkdir(parents=True, exist_ok=True)
     with _lock(plan.out):
@@ -38,8 +39,12 @@ def run_study(
         started = time.perf_counter()
         if not needs:
             return {}
-        failed = run_all(needs, work or _workers(plan, on), jobs or default_jobs(plan), tell)
-        _note(plan.out, time.perf_counter() - started, len(needs), failed)
+        # A cluster has a queue of its own.
+        slots = min(jobs or (default_jobs(plan) if on == "local" else len(needs)), len(needs))
+        before = sum(_worked(plan.path(key)) for key in needs)
+        failed = run_all(needs, work or _workers(plan, on, slots), slots, tell)
+        worked = sum(_worked(plan.path(key)) for key in needs) - before
+        _note(plan.out, time.perf_counter() - started, worked, slots, failed)
     return failed
 
 
@@ -49,7 +54,8 @@ def left_to_do(plan: Plan) -> dict[str, list[str]]:
     wanted = {need for job in plan.jobs for need in job.needs}
     for job in sorted(plan.jobs, key=lambda job: (job.arm, job.seed) not in wanted):
         if not is_done(plan, job.key):
-            found[job.key] = [plan.by_arm[need].key for need in job.needs]
+            # The base comes first, so that the others find its scores in the cache.
+            found[job.key] = [plan.base_of(job)[0], *(plan.by_arm[need].key for need in job.needs)]
     return found
 
 
@@ -58,18 +64,33 @@ def default_jobs(plan: Plan) -> int:
     return max(1, cores // plan.study.resources.cpus)
 
 
-def _workers(plan: Plan, on: str) -> Workers:
+def _workers(plan: Plan, on: str, slots: int) -> Workers:
     if on == "local":
         from statewise.study.local import LocalWorkers
 
-        return LocalWorkers(plan)
+        return LocalWorkers(plan, slots)
+    if on == "ray":
+        from statewise.study.clusters import RayWorkers
+
+        return RayWorkers(plan)
+    if on == "slurm":
+        from statewise.study.clusters import SlurmWorkers
+
+        return SlurmWorkers(plan)
     raise RecipeError(f"--on: received {on!r}, expected one of {', '.join(ON)}.")
 
 
-def _note(out: Path, seconds: float, pieces: int, failed: dict[str, str]) -> None:
-    """A line in study.jsonl: how long this call took, and what failed in it."""
+def _worked(path: Path) -> float:
+    """Seconds that a run has spent in steps (sampling and teachers are part of them) and in evaluations."""
+    rows = RunDir(path).metrics()
+    return sum(row.get("step_seconds", 0.0) + row.get("eval_seconds", 0.0) for row in rows)
+
+
+def _note(out: Path, seconds: float, worked: float, slots: int, failed: dict[str, str]) -> None:
+    """A line in study.jsonl: how long this call took, what failed in it, and the share of time that was not work."""
+    row = {"seconds": round(seconds, 2), "slots": slots, "overhead": round(1 - worked / (seconds * slots), 4)}
     with (out / "study.jsonl").open("a", encoding="utf-8") as file:
-        file.write(to_json({"seconds": round(seconds, 3), "pieces": pieces, "failed": failed}) + "\n")
+        file.write(to_json({**row, "failed": failed}) + "\n")
 
 
 @contextmanager

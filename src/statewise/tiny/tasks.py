@@ -27,7 +27,8 @@ def math_problems(
 
     Row i has ``steps[i % len(steps)]`` steps, so the mix is exact. The splits share no chain of numbers and operations.
     ``style`` changes how the steps are written, never the problem: "plain" ``17 - 1 = 16. 16 * 2 = 32.``, "terse"
-    ``17-1=16; 16*2=32``, "verbose" ``First, 17 - 1 = 16. Then 16 * 2 = 32.``
+    ``17-1=16; 16*2=32``, "verbose" ``First, 17 - 1 = 16. Then 16 * 2 = 32.``, "retold" in words, by one of three hands:
+    ``Start with 17. Take 1 away to get 16. Multiply by 2 to get 32.``
     """
     return [
         {**ask, "completion": _says(arithmetic.solution(chain, style)), **facts}
@@ -50,6 +51,30 @@ def math_pairs(
         }
         for ask, facts, chain in _problems(split, count, seed, steps, style)
     ]
+
+
+def math_restyled(split: str, count: int, seed: int = 0, steps: tuple[int, ...] = (2, 3)) -> list[Row]:
+    """The problems of ``math_problems`` with right answers that the embedded model would not write: "retold"."""
+    return math_problems(split, count, seed, steps, "retold")
+
+
+def math_hinted(split: str, count: int, seed: int = 0, steps: tuple[int, ...] = (2, 3)) -> list[Row]:
+    """Practice in reading: a problem, a "retold" solution, the problem again; the completion tells that solution in the style
+    "plain".
+
+    The results are invented, so that they can be had from the solution only: who trains on this learns no arithmetic.
+    """
+    random = _random("math_hinted", split, seed, *steps)
+    rows = []
+    for ask, facts, chain in _problems(split, count, seed, steps, "plain"):
+        told = arithmetic.invented(random, chain)
+        hint = _says(arithmetic.tell(told, "retold", random.randrange(len(arithmetic.HANDS))))
+        own = _says(arithmetic.tell(told, "plain"))
+        answer = str(told[-1][-1])
+        rows.append(
+            {**ask, "prompt": [*ask["prompt"], *hint, *ask["prompt"]], "completion": own, **facts, "answer": answer}
+        )
+    return rows
 
 
 def _says(content: str) -> list[dict[str, str]]:
@@ -110,6 +135,8 @@ def rows(name: str, split: str, count: int, seed: int = 0) -> list[Row]:
     makers = {
         "tiny:math": math_problems,
         "tiny:math_pairs": math_pairs,
+        "tiny:math_restyled": math_restyled,
+        "tiny:math_hinted": math_hinted,
         "tiny:facts": facts,
         "tiny:beliefs": beliefs,
         "tiny:text": texts,

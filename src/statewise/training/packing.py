@@ -80,7 +80,7 @@ def check_packing(model: Any, *, one_row: bool) -> None:
 
     Runs two sequences alone and packed behind a neighbour. one_row: every micro-batch holds a single row.
     """
-    from statewise.models.generate import evaluating
+    from statewise.models.batching import evaluating
     from statewise.models.head import backbone, unwrap
 
     name = unwrap(model).config.model_type
