@@ -19,6 +19,7 @@ from statewise.cli import (
     geometry,
     ledger,
     power,
+    realign,
     recipe,
     report,
     runs,
@@ -46,6 +47,7 @@ app.command("ledger")(ledger.command)
 app.command("power")(power.command)
 app.command("score")(score.command)
 app.command("sample", context_settings={"ignore_unknown_options": True})(sample.command)
+app.command("realign")(realign.command)
 app.command("doctor", context_settings={"ignore_unknown_options": True})(doctor.command)
 app.command("geometry")(geometry.command)
 app.add_typer(recipe.app, name="recipe")
