@@ -15,6 +15,7 @@ import statewise
 from statewise.cli import (
     check,
     doctor,
+    drift,
     evaluate,
     geometry,
     ledger,
@@ -44,6 +45,7 @@ app = typer.Typer(
 app.command("train", context_settings={"ignore_unknown_options": True})(train.command)
 app.command("eval")(evaluate.command)
 app.command("ledger")(ledger.command)
+app.command("drift")(drift.command)
 app.command("power")(power.command)
 app.command("score")(score.command)
 app.command("sample", context_settings={"ignore_unknown_options": True})(sample.command)
