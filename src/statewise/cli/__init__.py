@@ -14,8 +14,10 @@ import typer
 import statewise
 from statewise.cli import (
     check,
+    detect,
     doctor,
     evaluate,
+    filter,
     ledger,
     power,
     recipe,
@@ -44,6 +46,8 @@ app.command("eval")(evaluate.command)
 app.command("ledger")(ledger.command)
 app.command("power")(power.command)
 app.command("score")(score.command)
+app.command("detect")(detect.command)
+app.command("filter")(filter.command)
 app.command("sample", context_settings={"ignore_unknown_options": True})(sample.command)
 app.command("doctor", context_settings={"ignore_unknown_options": True})(doctor.command)
 app.add_typer(recipe.app, name="recipe")
