@@ -16,10 +16,13 @@ from statewise.cli import (
     check,
     detect,
     doctor,
+    drift,
     evaluate,
     filter,
+    geometry,
     ledger,
     power,
+    realign,
     recipe,
     report,
     runs,
@@ -44,12 +47,15 @@ app = typer.Typer(
 app.command("train", context_settings={"ignore_unknown_options": True})(train.command)
 app.command("eval")(evaluate.command)
 app.command("ledger")(ledger.command)
+app.command("drift")(drift.command)
 app.command("power")(power.command)
 app.command("score")(score.command)
 app.command("detect")(detect.command)
 app.command("filter")(filter.command)
 app.command("sample", context_settings={"ignore_unknown_options": True})(sample.command)
+app.command("realign")(realign.command)
 app.command("doctor", context_settings={"ignore_unknown_options": True})(doctor.command)
+app.command("geometry")(geometry.command)
 app.add_typer(recipe.app, name="recipe")
 app.command("check")(check.command)
 app.add_typer(runs.app, name="runs")

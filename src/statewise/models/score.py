@@ -200,7 +200,7 @@ class InProcessScorer:
         temperature: float,
         topk: int,
     ) -> list[dict[str, np.ndarray]]:
-        projection, targets = self.project(sequences, masks)
+        projection, targets = self.states(sequences, masks)
         with exact_products() if self.widened else nullcontext():
             flat = score_rows(projection, targets, needs, temperature=temperature, topk=topk, dtype=self.dtype)
         stops = np.cumsum([sum(mask) for mask in masks])[:-1]
@@ -208,7 +208,7 @@ class InProcessScorer:
         return [{name: values[row] for name, values in lists.items()} for row in range(len(sequences))]
 
     @torch.no_grad()
-    def project(
+    def states(
         self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[bool]]
     ) -> tuple[Projection | FullLogits, Tensor]:
         """The states of the tokens where the masks are true, and those tokens [N], sequence by sequence: one forward pass."""
@@ -222,9 +222,9 @@ class InProcessScorer:
             wanted[row, : len(sequence)] = torch.tensor(mask, dtype=torch.bool)
         ids, seen, wanted = ids.to(device), seen.to(device), wanted.to(device)
         at = wanted[:, 1:].nonzero(as_tuple=True)
-        return self._project({"input_ids": ids, "attention_mask": seen}, at), ids[:, 1:][at]
+        return self.project({"input_ids": ids, "attention_mask": seen}, at), ids[:, 1:][at]
 
-    def _project(self, inputs: dict[str, Tensor], at: tuple[Tensor, ...]) -> Projection | FullLogits:
+    def project(self, inputs: dict[str, Tensor], at: tuple[Tensor, ...]) -> Projection | FullLogits:
         if self._head is False:
             self._head = split_head(self.model)
             if self.frozen and self.dtype == torch.float32 and isinstance(self._head, Head) and can_widen(self._head):

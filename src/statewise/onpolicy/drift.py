@@ -78,8 +78,8 @@ def known_drift(b: ScoredSet, other_model: str, device: str | None, meter: Meter
     meter.start(len(sequences))
     for group in policy.scorer.groups([s.tolist() for s in sequences]):
         ids, masks = [sequences[i].tolist() for i in group], [_mask(sequences[i], positions[i]) for i in group]
-        p, targets = policy.scorer.project(ids, masks)
-        q, _ = other.scorer.project(ids, masks)
+        p, targets = policy.scorer.states(ids, masks)
+        q, _ = other.scorer.states(ids, masks)
         values = pair_statistics(p, q, targets, settings.temperature)
         stops = np.cumsum([len(positions[i]) for i in group])[:-1]
         lists = {name: np.split(value, stops) for name, value in values.items()}
