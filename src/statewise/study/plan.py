@@ -128,7 +128,7 @@ def _expand(study: Study) -> dict[str, Arm]:
     named = study.arms or ({"arm": Arm()} if study.axes else {})
     found = {}
     for name, arm in named.items():
-        axes = {**study.axes, **arm.axes}
+        axes = arm.axes if arm.alone else {**study.axes, **arm.axes}
         for values in product(*axes.values()):
             chosen = dict(zip(axes, values, strict=True))
             suffix = "".join(f"-{key.split('.')[-1]}={_word(value)}" for key, value in chosen.items())
@@ -164,7 +164,7 @@ def _job(study: Study, file: Path, name: str, arm: Arm, seed: int) -> Job:
         plain["seed"] = seed
         if study.tasks is not None:
             plain.setdefault("eval", {})["tasks"] = study.tasks
-        plain = apply_overrides(plain, [*study.set, *arm.set], list(Recipe.model_fields))
+        plain = apply_overrides(plain, arm.set if arm.alone else [*study.set, *arm.set], list(Recipe.model_fields))
         recipe = Recipe.from_plain(plain, name=name, base_dir=found.parent)
     except ValueError as error:
         raise RecipeError(f"{found}: is not valid TOML: {error}") from None
