@@ -77,6 +77,11 @@ def cll(
     return (gamma * logprobs.clamp_min(-1e30)).exp()
 
 
+def phi_mask(logprobs: Tensor, entropy: Tensor, *, bound: float = 5.0) -> Tensor:
+    """w = 1 where |log p + H| < bound (nats), else 0: tokens far from the policy are not trained. Source: arXiv 2602.12222."""
+    return ((logprobs + entropy).abs() < bound).to(logprobs.dtype)
+
+
 def top_entropy(logits: Tensor, *, k: int = 20, alpha: float = 1.0) -> Tensor:
     """EAFT: w = (H_k / ln k)^alpha, H_k the entropy of the renormalised top-k of logits [..., V]. Source: arXiv 2601.02151."""
     k = min(k, logits.shape[-1])
@@ -118,6 +123,7 @@ class Probability(Weight, kind="probability"):
 class CLL(Weight, kind="cll"):
     """IDFT: w = p^gamma, gamma = clip(exp(-(log p + H) / beta), gamma_min, gamma_max).
 
+    phi_mask: tokens with |phi| of at least so many nats get 0 (None: all are trained), see `PhiMask`.
     lambda_warmup, lambda_transition: shares of the budget with strength 0 (DFT), then linear up to 1; a function of the
     run's progress alone, so that a resumed run continues it.
     """
@@ -129,6 +135,7 @@ class CLL(Weight, kind="cll"):
     gamma_min: float = Field(0.1, ge=0)
     gamma_max: float = Field(2.0, ge=0)
     phi_clip: float | None = Field(None, gt=0)
+    phi_mask: float | None = Field(None, gt=0)
     lambda_warmup: float = Field(0.0, ge=0, le=1)
     lambda_transition: float = Field(0.0, ge=0, le=1)
 
@@ -146,7 +153,7 @@ class CLL(Weight, kind="cll"):
 
     def __call__(self, stats: TokenStats, batch: Batch) -> Tensor:
         assert stats.entropy is not None
-        return cll(
+        value = cll(
             stats.logprobs,
             stats.entropy,
             beta=self.beta,
@@ -155,12 +162,30 @@ class CLL(Weight, kind="cll"):
             phi_clip=self.phi_clip,
             strength=self.strength(batch.progress),
         )
+        return value if self.phi_mask is None else value * phi_mask(stats.logprobs, stats.entropy, bound=self.phi_mask)
 
     def monitor(self, stats: TokenStats, batch: Batch) -> dict[str, Tensor]:
         """Shares of tokens whose exponent sits on a clip bound."""
         assert stats.entropy is not None
         raw = cll_gamma(stats.logprobs, stats.entropy, beta=self.beta, gamma_min=0.0, gamma_max=math.inf)
         return {"gamma_at_min": (raw <= self.gamma_min).float(), "gamma_at_max": (raw >= self.gamma_max).float()}
+
+
+class PhiMask(Weight, kind="phi_mask"):
+    """Only tokens with |phi| < bound (nats), phi = log p + H under the policy as it is then."""
+
+    needs: ClassVar[tuple[str, ...]] = ("logprobs", "entropy")
+    words: ClassVar[str] = "1[|log p + H| < bound]"
+
+    bound: float = Field(5.0, gt=0)
+
+    def __call__(self, stats: TokenStats, batch: Batch) -> Tensor:
+        assert stats.entropy is not None
+        return phi_mask(stats.logprobs, stats.entropy, bound=self.bound)
+
+    def monitor(self, stats: TokenStats, batch: Batch) -> dict[str, Tensor]:
+        """Share of tokens that are left out."""
+        return {"masked": 1 - self(stats, batch)}
 
 
 class TopEntropy(Weight, kind="top_entropy"):

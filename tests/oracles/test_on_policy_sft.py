@@ -128,6 +128,22 @@ def test_idft_pure_function():
     close(weights.cll_gamma(LOGP, entropy, gamma_min=0, gamma_max=1e9, phi_clip=1.0)[2], torch.e, 1e-7)
 
 
+def test_phi_mask():
+    """phi = [0.380, -1.120, -2.620]: a bound of 1 keeps the first, of 2 the first two."""
+    entropy = torch.full((3,), ENTROPY, dtype=torch.float64)
+    close(weights.phi_mask(LOGP, entropy, bound=1.0), [1.0, 0.0, 0.0])
+    close(weights.phi_mask(LOGP, entropy, bound=2.0), [1.0, 1.0, 0.0])
+    for kind, settings, masked in (("phi_mask", {"bound": 2.0}, None), ("cll", {"phi_mask": 2.0}, "cll")):
+        for x in (0, 1):  # inside: as without the mask
+            value, got = one_pass(kind, settings, Z, x)
+            expected, expected_grad = one_pass(masked, {}, Z, x)
+            close(value, expected)
+            close(got, expected_grad)
+        value, got = one_pass(kind, settings, Z, 2)
+        close(value, 0.0)
+        close(got, [0.0, 0.0, 0.0])
+
+
 @pytest.mark.parametrize(
     ("p", "entropy", "phi", "gamma", "w", "digits"),
     [
