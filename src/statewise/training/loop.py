@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -203,6 +203,8 @@ def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, t
         saving.keep_optimizer(session)
     for model in recipe.models():
         world.open_model(model)
+    watches = (part.watch(replace(world, step=training.spent.step)) for part in recipe.diagnostics)
+    hooks += [hook for hook in watches if hook is not None]
     return session
 
 
