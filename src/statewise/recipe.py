@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, field_serializer, field_validator, model_validator
 
-from statewise.component import BASE_COLUMNS, Component, Diagnostic, Signal, Source, build, load_plugin, parse
+from statewise.component import BASE_COLUMNS, Diagnostic, Signal, Source, build, load_plugin, parse
 from statewise.errors import RecipeError, nearest
 from statewise.objective import Term
 from statewise.overrides import apply_overrides

@@ -30,5 +30,24 @@ class Geometry(Diagnostic, kind="geometry"):
         return Watch(self.every, self.k, self.modules, world)
 
     def compute(self, run: Any) -> list[dict[str, Any]]:
-        """A row a checkpoint of the run: see `statewise geometry --trajectory`."""
-        raise NotImplementedError
+        """What was measured while the run trained, a row a measured step."""
+        prefix = "geometry/"
+        rows = (
+            {k.removeprefix(prefix): v for k, v in r.items() if k.startswith(prefix)} | {"step": r["step"]}
+            for r in run.metrics()
+        )
+        return [row for row in rows if len(row) > 1]
+
+    def render(self, table: list[dict[str, Any]]) -> list[Any]:
+        """Six panels over the steps."""
+        from statewise.geometry.panels import Panel, panels
+
+        shown = (
+            Panel("‖D‖<sub>F</sub>, mean over matrices", "frobenius"),
+            Panel("stable rank of D", "stable_rank"),
+            Panel(f"Hill estimate, {self.k} values", f"hill{self.k}"),
+            Panel(f"energy in the top {self.k} directions", f"top{self.k}_energy", share=True),
+            Panel("entries with their first bf16 code", "unchanged_share", share=True),
+            Panel("moved by the step: visible in bf16", "visible_share", share=True),
+        )
+        return [panels({"run": table}, shown, "step", "step")] if table else []

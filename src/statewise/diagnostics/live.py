@@ -1,12 +1,12 @@
 """Weight matrices measured between two steps of a training.
 
-    geometry/frobenius        ||D||_F, the mean over matrices; D = W - W_start
-    geometry/relative_norm    ||D||_F / ||W_start||_F over all entries
-    geometry/stable_rank      ||D||_F^2 / sigma_1^2, the mean over matrices
-    geometry/top16_energy     share of ||D||_F^2 in the 16 leading directions, the mean over matrices (k in the name)
-    geometry/hill16           Hill estimate over the 16 largest singular values of D, the mean over matrices
-    geometry/unchanged_share  entries with the bf16 code that they started with: what a bf16 checkpoint would not show
-    geometry/visible_share    of the entries that the last step moved, those whose bf16 code it changed
+geometry/frobenius        ||D||_F, the mean over matrices; D = W - W_start
+geometry/relative_norm    ||D||_F / ||W_start||_F over all entries
+geometry/stable_rank      ||D||_F^2 / sigma_1^2, the mean over matrices
+geometry/top16_energy     share of ||D||_F^2 in the 16 leading directions, the mean over matrices (k in the name)
+geometry/hill16           Hill estimate over the 16 largest singular values of D, the mean over matrices
+geometry/unchanged_share  entries with the bf16 code that they started with: what a bf16 checkpoint would not show
+geometry/visible_share    of the entries that the last step moved, those whose bf16 code it changed
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class Watch(Hook):
         from statewise.stats.spectra import hill, stable_rank, top_energy
 
         sums = dict.fromkeys(("delta", "start", "entries", "unchanged", "moved", "visible"), 0.0)
-        means: dict[str, list[float]] = {n: [] for n in ("frobenius", "stable_rank", f"top{self.k}_energy", f"hill{self.k}")}
+        means: dict[str, list[float]] = {
+            n: [] for n in ("frobenius", "stable_rank", f"top{self.k}_energy", f"hill{self.k}")
+        }
         for name, start, now, delta in self.watched.all():
             energy = float(delta.double().square().sum())
             sums["delta"] += energy
@@ -112,7 +114,9 @@ class Adapted:
 
     def __init__(self, model: Any, modules: list[str]):
         if any(config.use_dora for config in model.peft_config.values()):
-            raise RecipeError("diagnostics: 'geometry' can't follow DoRA while it trains; compare its checkpoints instead.")
+            raise RecipeError(
+                "diagnostics: 'geometry' can't follow DoRA while it trains; compare its checkpoints instead."
+            )
         found = {n: m for n, m in model.named_modules() if hasattr(m, "get_delta_weight") and hasattr(m, "base_layer")}
         self.layers = {n: m for n, m in found.items() if not modules or n.split(".")[-1] in modules}
         if not self.layers:

@@ -47,8 +47,12 @@ class Session:
             self.run.log(row)
             self.trackers.log(row, row["step"])
             for warning in self.alarms.see(row):
-                self.display.say(f"warning: {warning}")
-                self.run.update(warnings=[*self.run.info.get("warnings", []), warning])
+                self.warn(warning)
+
+    def warn(self, text: str) -> None:
+        """Say it, and keep it in run.json."""
+        self.display.say(f"warning: {text}")
+        self.run.update(warnings=[*self.run.info.get("warnings", []), text])
 
     def progress(self) -> float:
         training = self.training
