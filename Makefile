@@ -19,8 +19,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,gguf]'
 	touch $@
 
-demo: $(STAMP)  ## four trainings of the embedded model, and what each gained and forgot (5 minutes)
-	$(BIN)/python examples/demo.py
+demo: $(STAMP)  ## a study of four arms and two seeds on the embedded model, and its report (5 minutes)
+	$(BIN)/statewise study run studies/demo.toml --out runs/demo
 
 test: lint  ## formatting, types, structure and all tests
 	HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 $(BIN)/python -m pytest

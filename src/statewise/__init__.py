@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "train": "statewise.training.loop",
+    "score": "statewise.onpolicy.scoring",
     "Recipe": "statewise.recipe",
     "RunDir": "statewise.run",
     "Component": "statewise.component",

@@ -12,7 +12,7 @@ from statewise.errors import StatewiseError
 
 if TYPE_CHECKING:
     from statewise.recipe import Recipe
-    from statewise.settings import TeacherModel
+    from statewise.teachers import TeacherModel
     from statewise.types import Rollout, World
 
 LOOKED_AT = 32  # samples whose ends are looked at
@@ -42,7 +42,7 @@ def examine(recipe: Recipe) -> Iterator[Finding]:
         yield from _run("verifier", lambda: _verifier(recipe))
     for teacher in dict.fromkeys(recipe.models()):
         if not teacher.is_past_policy:
-            yield from _run(f"teacher {teacher.path}", lambda teacher=teacher: _teacher(recipe, teacher))  # type: ignore[misc]
+            yield from _run(f"teacher {teacher.name}", lambda teacher=teacher: _teacher(recipe, teacher))  # type: ignore[misc]
     yield from _run("memory", lambda: _memory(recipe))
 
 
@@ -146,7 +146,8 @@ def _verifier(recipe: Recipe) -> Finding:
 
 
 def _teacher(recipe: Recipe, wanted: TeacherModel) -> Finding:
-    """Vocabulary, ends, the prompt in its own format, and how far it is from the policy at the first tokens."""
+    """Vocabulary, ends, the prompt in its own format, how far it is from the policy at the first tokens; what an endpoint
+    can do."""
     from statewise.training.sampling import open_world
 
     with warnings.catch_warnings(record=True) as said:
@@ -155,8 +156,9 @@ def _teacher(recipe: Recipe, wanted: TeacherModel) -> Finding:
         teacher = world.open_model(wanted)
     doubts = [str(w.message) for w in said if "teacher" in str(w.message)]
     profile = kl_profile(world, teacher, _prompts(recipe, world))
-    facts: dict[str, Any] = {"kl_policy_teacher": profile, "tokens": len(teacher.policy.tokenizer)}
-    other = _other_rendering(recipe, world.tokenizer, teacher.policy.tokenizer)
+    facts: dict[str, Any] = {"kl_policy_teacher": profile, "tokens": len(teacher.tokenizer)}
+    facts |= {"endpoint": teacher.facts} if wanted.endpoint else {}
+    other = _other_rendering(recipe, world.tokenizer, teacher.tokenizer)
     if other is not None:
         facts["prompt_in_its_own_format"] = other
         doubts.append("its own chat template renders the prompt otherwise; it will read the policy's rendering.")
@@ -164,9 +166,27 @@ def _teacher(recipe: Recipe, wanted: TeacherModel) -> Finding:
         doubts.append(f"KL(policy, teacher) reaches {max(profile):.1f} nats at a first token.")
     if profile and max(profile) < NEAR:
         doubts.append("it hardly differs from the policy, so there is nothing to learn.")
-    shown = "KL(policy, teacher) at tokens 1, 2 ...: " + ", ".join(f"{value:.3f}" for value in profile) + " nats"
+    lines = [_able(teacher.facts)] if wanted.endpoint else []
+    if profile:
+        values = ", ".join(f"{value:.3f}" for value in profile)
+        lines.append(f"KL(policy, teacher) at tokens 1, 2 ...: {values} nats")
     status: Status = "warning" if doubts else "ok"
-    return Finding(f"teacher {wanted.path}", status, " ".join(doubts) or "same vocabulary and ends", facts, shown)
+    healthy = "same tokens" if wanted.endpoint else "same vocabulary and ends"
+    return Finding(f"teacher {wanted.name}", status, " ".join(doubts) or healthy, facts, "\n".join(lines))
+
+
+def _able(facts: dict[str, Any]) -> str:
+    """What the probe of an endpoint found, in a line."""
+    names = {
+        "model": "model",
+        "context": "context",
+        "tokens_checked_by": "tokens checked by",
+        "prompt_logprobs_by": "prompt log-probabilities by",
+        "top_k": "most probable tokens",
+        "logprobs_of": "samples' log-probabilities of",
+        "seconds": "probe seconds",
+    }
+    return "endpoint: " + " | ".join(f"{words} {facts[name]}" for name, words in names.items() if name in facts)
 
 
 def _other_rendering(recipe: Recipe, own: Any, other: Any) -> str | None:
@@ -179,15 +199,20 @@ def _other_rendering(recipe: Recipe, own: Any, other: Any) -> str | None:
 
 
 def kl_profile(world: World, teacher: Any, prompts: Sequence[Sequence[int]]) -> list[float]:
-    """Mean over prompts of KL(policy, teacher) at the first, second ... token of completions that the policy samples."""
+    """Mean over prompts of KL(policy, teacher) at the first, second ... token of completions that the policy samples.
+
+    Of a teacher that gives its most probable tokens only, over those and one bucket; empty where it gives none.
+    """
     import torch
 
-    from statewise.losses.divergence import kl, shared_vocabulary
+    from statewise.losses.divergence import coarsen, kl, shared_vocabulary
     from statewise.models.load import stop_ids
     from statewise.training.learner import Learner
     from statewise.training.packing import collate
     from statewise.types import Example, Rollout, Sampling, Segment
 
+    if not teacher.profiles:
+        return []
     assert world.sampler is not None
     sampling = Sampling(PROFILED[1], stop_ids=stop_ids(world.policy, world.tokenizer), seed=world.seed)
     completions = world.sampler.generate(prompts, sampling)
@@ -199,8 +224,11 @@ def kl_profile(world: World, teacher: Any, prompts: Sequence[Sequence[int]]) -> 
     at = batch.action_mask_BT[:, 1:].nonzero(as_tuple=True)
     with torch.no_grad():
         ours = Learner(world.policy, [])(batch, mode="dense").take(at).logits(slice(None))
-        theirs = teacher.dense(batch).take(at).logits(slice(None))
-    values = kl(*shared_vocabulary(ours, theirs))
+        rows = teacher.dense(batch).take(at)
+        ours, theirs = shared_vocabulary(ours, rows.logits(slice(None)))
+    if not getattr(rows, "whole", True):
+        ours, theirs = coarsen(ours, rows.ids_NK), coarsen(theirs, rows.ids_NK)
+    values = kl(ours, theirs)
     starts = torch.tensor([len(p) for p in prompts], device=values.device)
     place = at[1] + 1 - starts[at[0]]
     return [float(values[place == index].mean()) for index in range(int(place.max()) + 1)]

@@ -92,7 +92,7 @@ def _own_teacher(recipe: Recipe) -> None:
     """The teacher is the model that is trained."""
     own = recipe.model
     for model in recipe.models():
-        if (model.path, model.revision) == (own.path, own.revision):
+        if model.endpoint is None and (model.path, model.revision) == (own.path, own.revision):
             raise RecipeError(
                 f"teacher = '{model.path}': is the model that is trained, so it has nothing to teach: its distributions are "
                 "the policy's own and the first gradient is 0. Name another model; where the policy's own start is meant, "
@@ -108,7 +108,7 @@ def _past_teacher(recipe: Recipe) -> None:
     terms = [t for t in recipe.objective if t.coef != 0]
     still = all(columns & t.loss.columns_read() for t in terms)
     if past and still and all(getattr(s, "temperature", 1.0) == 1.0 for s in teachers):
-        names = sorted({model.path for s in teachers for model in s.models()})
+        names = sorted({model.name for s in teachers for model in s.models()})
         raise RecipeError(
             f"teacher = {names}: every term compares the policy with its own past, and at the first step they are equal, so "
             "every loss and every gradient is 0 and stays 0. Add a term that learns something else, such as nll on gold "
@@ -199,6 +199,44 @@ def _sampled_reference(recipe: Recipe) -> None:
             )
 
 
+def _partial_teacher(recipe: Recipe) -> None:
+    """What a teacher at an endpoint, or from a cache, can't give: all of its distribution, or another temperature's."""
+    for where, part in _named("signal", recipe.signal):
+        if not getattr(part, "compact", False):
+            continue
+        what = f"a cache ('{part.cache}')" if part.cache else "a teacher at an endpoint"
+        _partial_signal(where, part, what)
+        for place, term in _named("objective", recipe.objective):
+            if "teacher_logits" in term.loss.columns_read():
+                _partial_loss(place, term.loss, what)
+
+
+def _partial_signal(where: str, part: Any, what: str) -> None:
+    if part.temperature != 1.0:
+        raise RecipeError(
+            f"{where}.temperature = {part.temperature:g}: {what} gives log-probabilities at temperature 1."
+        )
+    average = [model.name for model in part.models() if model.path == "ema"]
+    if part.cache and average:
+        raise RecipeError(
+            f"{where}.cache: 'ema' has other weights after every update, so nothing would be found again."
+        )
+
+
+def _partial_loss(where: str, loss: Any, what: str) -> None:
+    settings = {name: getattr(loss, name, None) for name in ("top_k", "support", "temperature")}
+    if settings["top_k"] is None:
+        raise RecipeError(
+            f"{where}: '{loss.kind}' reads the teacher's whole distribution, and {what} gives its most probable tokens; set "
+            "top_k, such as 20 (the number of all tokens, where the teacher can give them, is the whole)."
+        )
+    if settings["support"] == "student" or settings["temperature"] != 1.0:
+        raise RecipeError(
+            f"{where}: received support = '{settings['support']}' and temperature = {settings['temperature']:g}; {what} gives "
+            "the teacher's own most probable tokens at temperature 1: take support = 'teacher' and temperature = 1."
+        )
+
+
 def _full_training(recipe: Recipe) -> None:
     """What works on whole matrices, asked of an adapter."""
     named = [name for name in ("subspace", "rpsft", "extrapolate") if getattr(recipe.optim, name) is not None]
@@ -228,5 +266,6 @@ RULES = (
     _second_signal,
     _own_samples,
     _sampled_reference,
+    _partial_teacher,
     _full_training,
 )

@@ -10,7 +10,6 @@ from pydantic import (
     Field,
     field_serializer,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -50,49 +49,6 @@ class ModelSettings(Settings):
     chat_template: str | None = None
     gradient_checkpointing: bool = False
     head_dtype: Literal["model", "float32"] = "model"
-
-
-class TeacherModel(Settings):
-    """A model other than the policy; a text is its `path`.
-
-    path: a run (its last checkpoint), a model directory or a hub id; a LoRA on the policy's own frozen base shares the
-    base's weights. "step0": the policy before its first update. "ema": the average theta' <- decay theta' +
-    (1 - decay) theta, taken after every update.
-    """
-
-    path: str
-    revision: str | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
-    decay: float | None = Field(None, ge=0, lt=1)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_text(cls, value: Any) -> Any:
-        return {"path": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _of_the_average(self) -> TeacherModel:
-        if (self.path == "ema") != (self.decay is not None):
-            raise RecipeError(
-                f"teacher: received path = '{self.path}' and decay = {self.decay}; `decay` belongs to path = 'ema', which "
-                "needs it, such as { path = 'ema', decay = 0.99 }."
-            )
-        return self
-
-    @model_serializer(mode="wrap")
-    def _to_text(self, handler: Any) -> Any:
-        """The path alone, where nothing else is set."""
-        others = (self.revision, self.dtype, self.attention, self.decay)
-        return self.path if others == (None, "auto", "auto", None) else handler(self)
-
-    @property
-    def is_past_policy(self) -> bool:
-        """Whether it is the policy itself at earlier steps."""
-        return self.path in ("step0", "ema")
-
-    def model_settings(self) -> ModelSettings:
-        return ModelSettings(path=self.path, revision=self.revision, dtype=self.dtype, attention=self.attention)
 
 
 class BatchSettings(Settings):

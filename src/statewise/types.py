@@ -45,13 +45,16 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One trajectory with the author of every token. `columns`: {name: one float a token of the whole rollout}."""
+    """One trajectory with the author of every token.
+
+    columns: {name: a number, or a row of K numbers, for each token of the whole rollout}.
+    """
 
     segments: tuple[Segment, ...]
     example: Example
     group: int = 0
     reward: float | None = None
-    columns: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict)
     stop_reason: str | None = None
 
     @property
@@ -68,7 +71,7 @@ class Rollout:
     def tokens(self) -> list[int]:
         return [t for s in self.segments for t in s.tokens]
 
-    def with_columns(self, **columns: Sequence[float]) -> Rollout:
+    def with_columns(self, **columns: Any) -> Rollout:
         for name, values in columns.items():
             if len(values) != self.num_tokens:
                 raise ValueError(f"column '{name}' has {len(values)} values for {self.num_tokens} tokens")
@@ -85,7 +88,7 @@ class Batch:
     position_BT       int64 position inside the sequence (restarts where the next packed sequence begins), 0 on padding
     sequence_BT       int64 index into the batch's sequences, PADDING where there is no token
     group_S           int64 group of each sequence
-    columns           {name: float32 [B, T]}
+    columns           {name: float32 [B, T], or [B, T, K] until a signal has attached what it means}
     dense             {name: DenseLogits} of other models, aligned with tokens_BT
     example_ids       ids of the sequences, for messages
     temperature       of the states: the policy's logits were divided by it, as when the states were sampled

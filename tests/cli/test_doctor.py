@@ -130,3 +130,38 @@ def test_free_memory_is_that_of_the_machine() -> None:
 def test_bad_input(cli: Cli) -> None:
     assert cli("doctor", "no_such_recipe").code == 2
     assert "no recipe is named" in cli("doctor", "optim.lr=1").err
+
+
+def test_a_teacher_at_an_endpoint(cli: Cli, small: list[str], model_dir: Path, tmp_path: Path) -> None:  # noqa: F811
+    from tests.models.server import Server, serving
+    from tests.training.test_teachers import small_teacher
+
+    from statewise.training.remote import PROFILED
+
+    path = small_teacher(model_dir, tmp_path / "teacher")
+    with serving(Server(path, max_logprobs=PROFILED)) as server:
+        remote = f"signal.0.teacher={{ endpoint = '{server.url}', retries = 0 }}"
+        loss = "objective.0.loss={kind='kl_student_teacher', top_k=16}"
+        code, found = findings(cli, "opd_topk", *small, remote, loss)
+        teacher = found[f"teacher {server.url}"]
+        assert code == 0 and teacher["status"] == "ok" and teacher["detail"] == "same tokens", teacher
+        able = teacher["facts"]["endpoint"]
+        assert able.pop("seconds") > 0
+        assert able == {
+            "model": "teacher",
+            "context": 256,
+            "tokens_checked_by": "prompt_token_ids",
+            "prompt_logprobs_by": "prompt_logprobs",
+            "top_k": 16,
+        }
+        _, here = findings(cli, "opd_topk", *small, f"signal.0.teacher={path}", loss)
+        exact = here[f"teacher {path}"]["facts"]["kl_policy_teacher"]
+        profile = teacher["facts"]["kl_policy_teacher"]
+        assert len(profile) == 8 and all(0 < a <= b + 1e-6 for a, b in zip(profile, exact, strict=True))
+        shown = cli("doctor", "opd_topk", *small, remote, loss).out
+        assert "        endpoint: model teacher | context 256 | tokens checked by prompt_token_ids" in shown
+        code, found = findings(cli, "opd_topk", *small, remote, loss.replace("16", "40"))
+        assert code == 1 and "--max-logprobs 40" in found[f"teacher {server.url}"]["detail"]
+        assert found["memory"]["status"] == "ok"
+    code, found = findings(cli, "opd_topk", *small, remote, loss)
+    assert code == 1 and "connection refused" in found[f"teacher {server.url}"]["detail"]

@@ -4,6 +4,7 @@
     ```toml            loads as a recipe
     ```toml fragment   loads as a recipe when merged into BASE
     ```toml tasks      loads as a file of `statewise eval --tasks`
+    ```toml study      can be planned as a study
     ```bash            its lines are `statewise ...` commands and must exit with 0
     ```... no-run      is only shown: needs make, pip, a network, a GPU or a model that is not shipped
 
@@ -27,6 +28,7 @@ from statewise.cli import main
 from statewise.cli.words import read_tasks
 from statewise.errors import RecipeError
 from statewise.recipe import Recipe
+from statewise.study.plan import make_plan
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -111,6 +113,9 @@ def run_python(block: Block, where: str, namespace: dict[str, Any]) -> None:
 
 def load_toml(block: Block, where: str, directory: Path) -> None:
     plain = tomllib.loads(block.text)
+    if "study" in block.words:
+        assert block.file is not None and make_plan(directory / block.file).jobs, where
+        return
     if "tasks" in block.words:
         file = directory / "tasks_of_a_block.toml"
         file.write_text(block.text)

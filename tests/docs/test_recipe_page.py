@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from statewise import registry, settings
+from statewise import registry, settings, teachers
 from statewise.component import Component, kinds
 from statewise.objective import Term
 from statewise.overrides import to_toml
@@ -30,7 +30,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "checkpoint": settings.CheckpointSettings,
     "eval": settings.EvalSettings,
     "Rows of a source": DataSource,
-    "Teachers": settings.TeacherModel,
+    "Teachers": teachers.TeacherModel,
 }
 ROLES = {
     "Sources": "source",

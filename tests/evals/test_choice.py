@@ -55,7 +55,7 @@ def test_sum_and_mean_a_token(write, context):
     assert by_token["score"] == 1.0 and by_token["picked"] == 0, "equal means: the first"
     assert by_sum["score_token"] == by_token["score_token"] == 1.0
     extra = task("choice", data=data).extra([by_sum])
-    assert extra == {"accuracy_sum": 0.0, "accuracy_token": 1.0}
+    assert extra["accuracy_sum"] == 0.0 and extra["accuracy_token"] == 1.0
 
 
 def reference_logprob(model, tokenizer, prompt, answer):
@@ -176,3 +176,28 @@ def test_an_empty_choice_is_refused(write, context, engines):
     data = write("c.jsonl", [{"prompt": "p", "choices": ["x", ""], "answer": 0}])
     with pytest.raises(DataError, match="has no tokens"):
         task("choice", data=data).run(context(scorer=engines.scorer("x")))
+
+
+def test_arc(write, context, engines):
+    choices = {"text": ["ice", "steam", "rock"], "label": ["1", "2", "3"]}
+    data = write("arc.jsonl", [{"id": "Mercury_7", "question": "What is hot?", "choices": choices, "answerKey": "2"}])
+    scorer = engines.scorer(" steam")
+    records = task("arc", data=data).run(context(scorer=scorer))
+    assert records[0]["id"] == "Mercury_7" and records[0]["score"] == 1.0
+    assert scorer.seen[0] == "Question: What is hot?\nAnswer: ice"
+    wrong = write("wrong.jsonl", [{"question": "q", "choices": choices, "answerKey": "A"}])
+    with pytest.raises(DataError, match=r"wrong\.jsonl:1: answerKey: received 'A', expected one of the labels"):
+        task("arc", data=wrong).run(context(scorer=scorer))
+
+
+def test_a_character(write, context):
+    """lm-eval's acc_norm: the sum divided by the length of the choice's text."""
+
+    class Scorer:
+        def score(self, sequences, needs):
+            return [{"logprobs": [-1.0] * len(s)} for s in sequences]
+
+    row = {"prompt": "p", "choices": ["12345", "and"], "answer": 1}
+    record = task("choice", data=write("c.jsonl", [row]), normalize="character").run(context(scorer=Scorer()))[0]
+    lengths = [n / len(text) for n, text in zip(record["num_tokens"], row["choices"], strict=True)]
+    assert record["picked"] == lengths.index(min(lengths)) and record["score"] == record["score_character"]

@@ -160,9 +160,72 @@ def test_batching_changes_no_answer(model, tokenizer, context):
 
 def test_every_kind_is_registered_and_round_trips():
     known = kinds("task")
-    expected = "choice generative gsm8k mawps mmlu svamp text tiny:beliefs tiny:facts tiny:math tiny:text truthfulqa"
+    expected = (
+        "aime amc arc choice generative gsm8k mawps minerva mmlu svamp text "
+        "tiny:beliefs tiny:facts tiny:math tiny:text truthfulqa"
+    )
     assert set(expected.split()) <= set(known)
     for kind in expected.split():
         needs = {"data": "x.jsonl"} if known[kind].model_fields.get("data", None) else {}
         made = task(kind, **needs, limit=3)
         assert parse("task", made.to_plain(), "t") == made
+
+
+def test_intervals_of_avg_and_pass_at_k(write, context, engines):
+    from math import comb
+
+    from statewise import stats
+
+    data = write("test.jsonl", [{"prompt": f"{i}?", "answer": "7"} for i in range(4)])
+    texts = ["7"] * 4 + ["7", "7", "1", "2"] + ["7", "1", "2", "3"] + ["1", "2", "3", "4"]
+    chosen = task("generative", data=data, samples=4, temperature=1.0)
+    extra = chosen.extra(chosen.run(context(engines.sampler(texts))))
+    by_prompt = {k: [1 - comb(4 - c, k) / comb(4, k) for c in (4, 2, 1, 0)] for k in (1, 2, 4)}
+    for k, values in by_prompt.items():
+        low, high = stats.mean_interval(values)
+        told = [extra[f"pass@{k}{end}"] for end in ("", "/low", "/high")]
+        assert told == pytest.approx([sum(values) / 4, max(low, 0), min(high, 1)])
+    assert extra["avg@4"] == pytest.approx(7 / 16) == pytest.approx(extra["pass@1"])
+    assert extra["avg@4/low"] == pytest.approx(max(stats.mean_interval([1, 0.5, 0.25, 0]).low, 0))
+
+
+def test_pass_at_k_is_unbiased():
+    """Simulated: the mean of the estimator over n samples is the chance that k fresh ones hold a right one."""
+    import numpy as np
+
+    right = np.random.default_rng(0).binomial(8, 0.3, size=20_000)
+    for k in (1, 3, 8):
+        assert np.mean([pass_at(k, 8, int(c)) for c in right]) == pytest.approx(1 - 0.7**k, abs=0.01)
+        naive = np.mean([1 - (1 - c / 8) ** k for c in right])
+        assert k == 1 or naive != pytest.approx(1 - 0.7**k, abs=0.01), "the plug-in estimate is biased"
+
+
+def test_competitions(write, context, engines):
+    aime = write(
+        "aime.jsonl", [{"id": 60, "problem": "p", "answer": "204"}, {"id": 61, "problem": "q", "answer": "025"}]
+    )
+    sampler = engines.sampler(["so \\boxed{204}", "\\boxed{25}"])
+    records = task("aime", data=aime).run(context(sampler))
+    assert [r["score"] for r in records] == [1.0, 1.0] and "final answer within \\boxed{}" in sampler.prompts[0]
+    amc = write("amc.jsonl", [{"question": "q", "answer": 27.0}])
+    assert task("amc", data=amc, chat=False).run(context(engines.sampler(["It is \\boxed{27}"])))[0]["score"] == 1.0
+
+
+def test_minerva_compares_mathematics(write, context, engines):
+    pytest.importorskip("math_verify")
+    data = write(
+        "m.jsonl", [{"problem": "p", "solution": "x = \\boxed{\\frac{1}{2} a}"}, {"problem": "q", "answer": "3"}]
+    )
+    records = task("minerva", data=data).run(context(engines.sampler(["\\boxed{a/2}", "\\boxed{4}"])))
+    assert [r["score"] for r in records] == [1.0, 0.0] and records[0]["reference"] == "\\frac{1}{2} a"
+    assert "value" not in records[0]
+    plain = task("minerva", data=data, verifier=None).run(context(engines.sampler(["\\boxed{a/2}", "\\boxed{3}"])))
+    assert [r["score"] for r in plain] == [0.0, 1.0]
+
+
+def test_a_verifier_of_ones_own(write, context, engines):
+    data = write("g.jsonl", [{"prompt": "p", "answer": "blue"}])
+    chosen = task("generative", data=data, verifier={"kind": "exact", "normalise": False})
+    assert chosen.run(context(engines.sampler(["blue"])))[0]["score"] == 1.0
+    assert chosen.run(context(engines.sampler(["It is blue"])))[0]["score"] == 0.0
+    assert parse("task", chosen.to_plain(), "t") == chosen

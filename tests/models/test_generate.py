@@ -12,7 +12,7 @@ from tests.models.test_families import build
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 from statewise.errors import DataError, RecipeError, StatewiseError
-from statewise.models import generate
+from statewise.models import batching
 from statewise.models.cache import RowLayer, bytes_a_token, open_cache
 from statewise.models.generate import InProcessSampler, _queue, draw
 from statewise.types import Sampling
@@ -111,8 +111,8 @@ def test_equal_prompts_are_read_once_and_rows_enter_where_others_have_left(model
 
 def test_without_a_bound_a_batch_has_a_gibibyte_of_keys_and_values(model, prompts, monkeypatch):
     assert bytes_a_token(model) == 2 * 2 * 2 * 8 * 8  # keys and values, layers, heads, their size, float64
-    monkeypatch.setattr(generate, "CACHE_BYTES", 0)
-    monkeypatch.setattr(generate, "LEAST_TOKENS", 2 * (14 + 12))
+    monkeypatch.setattr(batching, "CACHE_BYTES", 0)
+    monkeypatch.setattr(batching, "LEAST_TOKENS", 2 * (14 + 12))
     rows = sampler(model)._entering(deque(_queue(prompts, [12] * 7, range(7), 0)), None)
     assert len(rows) == 2
 

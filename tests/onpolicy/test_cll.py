@@ -26,7 +26,9 @@ class FixedScorer:
     def __init__(self, z: torch.Tensor):
         self.z = z
 
-    def score_at(self, sequences: Any, masks: Any, needs: Any = (), *, temperature: float = 1.0) -> Any:
+    def score_at(
+        self, sequences: Any, masks: Any, needs: Any = (), *, temperature: float = 1.0, report: Any = None
+    ) -> Any:
         out = []
         for sequence, mask in zip(sequences, masks, strict=True):
             targets = torch.tensor([t for t, m in zip(sequence, mask, strict=True) if m], dtype=torch.long)
@@ -43,6 +45,8 @@ def test_oracle() -> None:
     found = scored([0, 1, 2])
     assert found.phi == pytest.approx(PHI, abs=1e-6)
     assert found.varentropy == pytest.approx([VARENTROPY] * 3, abs=1e-6)
+    fourth = float(Z.softmax(0).numpy() @ np.array(PHI) ** 4)
+    assert found.fourth == pytest.approx([fourth] * 3, rel=1e-5)
     assert found.rank.tolist() == [0, 1, 2] and found.positions.tolist() == [1, 2, 3]
     p = Z.softmax(0).numpy()
     assert p @ found.phi == pytest.approx(0, abs=1e-6)
@@ -71,7 +75,7 @@ def test_record() -> None:
 
 
 def test_a_broken_model_is_named() -> None:
-    with pytest.raises(StatewiseError, match="sequence 0: log p, H or the varentropy is not finite"):
+    with pytest.raises(StatewiseError, match="sequence 0: log p, H or its moments are not finite"):
         scored([0], torch.full((3,), math.nan))
 
 
@@ -90,7 +94,7 @@ def test_masked_rows_are_the_rows_of_the_whole(model_dir: Path, sequences: list[
         assert some.positions.tolist() == [i for i, m in enumerate(mask) if m]
         for name in STATISTICS:
             expected = [v for v, m in zip(every[name], mask, strict=True) if m]
-            assert getattr(some, name) == pytest.approx(expected, abs=2e-5)
+            assert getattr(some, name) == pytest.approx(expected, rel=1e-4, abs=2e-5)
     logits = model(input_ids=torch.tensor([sequences[2]])).logits[0].double().log_softmax(-1)
     log_p = logits[4, sequences[2][5]]
     assert whole[2]["logprobs"][5] == pytest.approx(log_p.item(), abs=1e-5)

@@ -21,7 +21,7 @@ LAYERS = [
     ["stats"],
     ["selectors", "weights", "losses"],
     ["objective"],
-    ["settings", "overrides", "refusals", "recipe"],
+    ["settings", "teachers", "overrides", "refusals", "recipe"],
     ["models"],
     ["geometry"],
     ["sources"],

@@ -58,7 +58,14 @@ def write_scores(path: Path, **tasks: Sequence[float]) -> None:
     for name, scores in tasks.items():
         rows = [{"id": f"q{i}", "score": score, "completion": f"text {i}"} for i, score in enumerate(scores)]
         (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        told[name] = {"name": name, "mean": sum(scores) / len(scores), "metric": "exact", "higher_is_better": True}
+        numbers = {"n": len(scores), "se": 0.0, "low": 0.0, "high": 1.0}
+        told[name] = {
+            **numbers,
+            "name": name,
+            "mean": sum(scores) / len(scores),
+            "metric": "exact",
+            "higher_is_better": True,
+        }
     (path / "summary.json").write_text(json.dumps({"tasks": told}))
 
 
@@ -85,7 +92,7 @@ def write_run(tmp_path: Path) -> WriteRun:
         (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         if tasks:
             write_scores(path / "evals" / "step_000002", **tasks)
-        return {"arm": arm, "seed": seed, "run": name, "base": "base/b", "own_budget": False}
+        return {"arm": arm, "seed": seed, "run": name, "base": "base/base-b", "own_budget": False}
 
     return write
 

@@ -35,7 +35,7 @@ def test_one_budget_and_the_same_tasks_for_all(study_file: Path) -> None:
     plan = make_plan(study_file)
     assert {job.recipe.budget.max_steps for job in plan.jobs} == {3}
     assert {len(job.recipe.eval.tasks) for job in plan.jobs} == {2}
-    assert not any(job.recipe.eval.at_start for job in plan.jobs)
+    assert [recipe.budget.max_steps for recipe in plan.bases.values()] == [0]
     assert not any(job.own_budget for job in plan.jobs)
     other = make_plan(edited(study_file, "[arms.mild]", "[arms.mild]\nbudget = { max_steps = 5 }"))
     assert other.by_arm["mild", 0].recipe.budget.max_steps == 5

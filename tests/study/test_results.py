@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.study.conftest import WriteRun, write_plan, write_scores
 
-from statewise.errors import RunError
+from statewise.errors import DataError, RunError
 from statewise.study.results import read_study
 from statewise.study.table import status, table
 
@@ -19,7 +19,7 @@ def make(out: Path, write_run: WriteRun) -> None:
         write_run("stress", 1, math=[0, 0, 0, 0], facts=[1, 0, 0, 0]),
         write_run("broken", 0, status="failed"),
     ]
-    write_scores(out / "base" / "b", math=[1, 1, 0, 0], facts=[1, 1, 1, 1])
+    write_scores(out / "base" / "base-b" / "evals" / "step_000000", math=[1, 1, 0, 0], facts=[1, 1, 1, 1])
     write_plan(out, rows, versus="stress")
 
 
@@ -31,11 +31,12 @@ def test_table(tmp_path: Path, write_run: WriteRun) -> None:
     assert mild["gain"]["value"] == pytest.approx(0.125)
     assert mild["gain"]["low"] <= 0.125 <= mild["gain"]["high"]
     assert mild["forgetting"]["facts"]["value"] == pytest.approx(0.125)
-    assert mild["retention"] == pytest.approx(0.875)  # the mean over seeds of post / base
+    assert mild["mean_forgetting"]["value"] == pytest.approx(0.125)
+    assert mild["retention"]["value"] == pytest.approx(0.875)
     assert mild["versus"]["value"] == pytest.approx(0.625 - 0.125)
     assert stress["forgetting"]["facts"]["value"] == pytest.approx(1 - 0.375)
     assert "versus" not in stress
-    assert mild["tokens"] == 90 and mild["seconds"] == 1.0
+    assert mild["trained_tokens"] == 90 and mild["seconds"] == 1.0
     assert (broken["seeds"], broken["planned"], broken["status"]) == (0, 1, "failed")
 
 
@@ -50,9 +51,9 @@ def test_status_tells_of_failures(tmp_path: Path, write_run: WriteRun) -> None:
 def test_other_examples_are_not_compared(tmp_path: Path, write_run: WriteRun) -> None:
     out = tmp_path / "study"
     row = write_run("mild", 0, math=[1, 1, 1], facts=[1])
-    write_scores(out / "base" / "b", math=[1, 1], facts=[1])
+    write_scores(out / "base" / "base-b" / "evals" / "step_000000", math=[1, 1], facts=[1])
     write_plan(out, [row])
-    with pytest.raises(RunError, match="other examples"):
+    with pytest.raises(DataError, match="no partner"):
         table(read_study(out))
 
 

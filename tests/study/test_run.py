@@ -46,8 +46,8 @@ def test_a_study_is_done_once(runnable: Path) -> None:
     assert again == []
     rows = table(read_study(plan.out))
     assert [row["arm"] for row in rows] == ["base", "mild", "stress", "student"]
-    student = plan.path(plan.by_arm["student", 0])
-    assert str(plan.path(plan.by_arm["stress", 0])) in (student / "recipe.toml").read_text()
+    student = plan.path(plan.by_arm["student", 0].key)
+    assert str(plan.path(plan.by_arm["stress", 0].key)) in (student / "recipe.toml").read_text()
 
 
 def test_a_failure_is_reported_and_tried_again(runnable: Path) -> None:
@@ -78,7 +78,7 @@ def test_after_a_kill_the_same_command_goes_on(runnable: Path, tmp_path: Path) -
     command = [sys.executable, "-m", "statewise", "study", "run", str(runnable), "--jobs", "1"]
     plan = make_plan(runnable)
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
-        first = plan.path(plan.by_arm["stress", 0])
+        first = plan.path(plan.by_arm["stress", 0].key)
         until = time.monotonic() + 120
         while not list(first.glob("checkpoints/step_*")) and time.monotonic() < until:
             time.sleep(0.02)
@@ -89,7 +89,7 @@ def test_after_a_kill_the_same_command_goes_on(runnable: Path, tmp_path: Path) -
     alone = make_plan(runnable, tmp_path / "alone")
     run_study(alone, jobs=1)
     for job in plan.jobs:
-        one, two = plan.path(job), alone.path(job)
+        one, two = plan.path(job.key), alone.path(job.key)
         assert weights(one) == weights(two)
 
 

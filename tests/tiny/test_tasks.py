@@ -62,8 +62,28 @@ def test_test_calculations_are_never_trained_on() -> None:
     assert not train & test
 
 
+def test_retold_answers_are_right_and_by_several_hands() -> None:
+    rows = tasks.math_restyled("train", 200)
+    openings = {re.sub(r"\d+", "N", row["completion"][0]["content"].split(".")[0]) for row in rows}
+    assert openings == {"Start with N", "At first there are N", "N at the start"}
+    for row, plain in zip(rows, tasks.math_problems("train", 200), strict=True):
+        told, _, answer = row["completion"][0]["content"].partition("\n#### ")
+        start, *pairs = re.findall(r"\d+", told)
+        worked = re.findall(r"(\d+) [-+*] (\d+) = (\d+)", plain["completion"][0]["content"])
+        assert (row["id"], row["prompt"], row["answer"]) == (plain["id"], plain["prompt"], plain["answer"])
+        assert [start, *pairs] == [worked[0][0], *(n for _, k, v in worked for n in (k, v))]
+        assert answer == row["answer"]
+
+
+def test_hinted_problems_are_asked_again_after_a_retold_answer() -> None:
+    plain, retold = tasks.math_problems("train", 20), tasks.math_restyled("train", 20)
+    for row, own, other in zip(tasks.math_hinted("train", 20), plain, retold, strict=True):
+        assert row["prompt"] == [*own["prompt"], *other["completion"], *own["prompt"]]
+        assert row["completion"] == own["completion"]
+
+
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 10_000), st.sampled_from(arithmetic.STYLES), st.sampled_from([(1,), (2, 3), (4,)]))
+@given(st.integers(0, 10_000), st.sampled_from(["plain", "terse", "verbose"]), st.sampled_from([(1,), (2, 3), (4,)]))
 def test_every_answer_is_right_in_every_style(seed: int, style: str, steps: tuple[int, ...]) -> None:
     for row in tasks.math_problems("train", 10, seed=seed, steps=steps, style=style):
         assert int(row["answer"]) == recompute(question_of(row))
@@ -176,7 +196,7 @@ def eval_step(step: str) -> int:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: tasks.rows("tiny:maths", "test", 1), "tiny:maths.*tiny:math, tiny:math_pairs, tiny:facts"),
+        (lambda: tasks.rows("tiny:maths", "test", 1), "tiny:maths.*tiny:math, tiny:math_pairs, .*tiny:facts"),
         (lambda: tasks.rows("tiny:math", "dev", 1), "split: got 'dev'"),
         (lambda: tasks.rows("tiny:math", "test", -1), "count: got -1"),
         (lambda: tasks.facts("test", 10_000), "ask for at most"),

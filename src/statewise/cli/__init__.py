@@ -12,7 +12,22 @@ from collections.abc import Sequence
 import typer
 
 import statewise
-from statewise.cli import check, doctor, evaluate, ledger, power, recipe, runs, sample, study, tiny, train
+from statewise.cli import (
+    check,
+    doctor,
+    evaluate,
+    geometry,
+    ledger,
+    power,
+    recipe,
+    report,
+    runs,
+    sample,
+    score,
+    study,
+    tiny,
+    train,
+)
 from statewise.errors import StatewiseError
 
 BAD_INPUT, OUR_FAULT = 2, 70
@@ -29,11 +44,15 @@ app.command("train", context_settings={"ignore_unknown_options": True})(train.co
 app.command("eval")(evaluate.command)
 app.command("ledger")(ledger.command)
 app.command("power")(power.command)
+app.command("score")(score.command)
 app.command("sample", context_settings={"ignore_unknown_options": True})(sample.command)
 app.command("doctor", context_settings={"ignore_unknown_options": True})(doctor.command)
+app.command("geometry")(geometry.command)
 app.add_typer(recipe.app, name="recipe")
 app.command("check")(check.command)
 app.add_typer(runs.app, name="runs")
+app.command("report")(report.report)
+app.command("compare")(report.compare)
 app.add_typer(study.app, name="study")
 app.add_typer(tiny.app, name="tiny")
 

@@ -73,6 +73,7 @@ def run(
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; go on with: statewise study run {file} --out {found.out}") from None
     _print_table(found.out, None, as_json)
+    _report(found.out)
     if failed:
         lines = "\n".join(f"  {key}: {error}" for key, error in failed.items())
         raise CheckFailed(f"{found.name}: {len(failed)} of {len(found.jobs)} runs failed:\n{lines}")
@@ -101,6 +102,26 @@ def table(
     _print_table(place, vs, as_json)
 
 
+@app.command("report")
+def report(
+    place: Path = PLACE,
+    out: Path = typer.Option(None, help="The HTML file; default: report.html in the study's directory."),
+    vs: str = typer.Option(None, "--vs", help="The arm that others are compared with; default: the study's `versus`."),
+) -> None:
+    """Write the study's report, one HTML file that opens offline."""
+    from statewise.study.reporting import study_report
+    from statewise.study.results import read_study
+
+    print(study_report(read_study(place), out, vs))
+
+
+def _report(out: Path) -> None:
+    from statewise.study.reporting import study_report
+    from statewise.study.results import read_study
+
+    say(f"report: {study_report(read_study(out))}")
+
+
 def _print_table(place: Path, vs: str | None, as_json: bool) -> None:
     from statewise.study.results import read_study
     from statewise.study.table import table as rows_of
@@ -111,39 +132,41 @@ def _print_table(place: Path, vs: str | None, as_json: bool) -> None:
         return print_json({"name": study.plan["name"], "target": study.plan["target"], "rows": rows})
     if not any(row.get("scores") for row in rows):
         return say("no run is done yet")
-    retention = study.retention
-    columns = [
-        "arm",
-        "seeds",
-        study.plan["target"],
-        "gain",
-        *(f"F {task}" for task in retention),
-        "retention",
-        "seconds",
-    ]
+    target, retention = study.plan["target"], [t for t, purpose in study.purposes.items() if purpose == "retention"]
     versus = next((row["versus"]["arm"] for row in rows if row.get("versus")), None)
-    print_table([*columns, *([f"vs {versus}"] if versus else [])], [_cells(study, row, versus) for row in rows])
+    columns = ["arm", "seeds", target, "gain [95 %]", *([f"against {versus}"] if versus else [])]
+    columns += [*(f"F {task}" for task in retention), "retention", "seconds", "trained", "sampled", "teacher"]
+    print_table(columns, [_cells(row, target, retention, versus) for row in rows])
+    print("means over seeds; F = base - post; retention: mean of post / base over tasks; tokens and seconds a run")
 
 
-def _cells(study: Any, row: dict[str, Any], versus: str | None) -> list[Any]:
+def _cells(row: dict[str, Any], target: str, retention: list[str], versus: str | None) -> list[Any]:
     seeds = f"{row['seeds']}/{row['planned']}" if "planned" in row else None
     if not row.get("scores"):
-        return [row["arm"], seeds, row["status"], *[None] * (len(study.retention) + 3 + bool(versus))]
+        return [row["arm"], seeds, row["status"], *[None] * (len(retention) + 6 + bool(versus))]
     forgotten = row.get("forgetting", {})
     return [
         row["arm"],
         seeds,
-        f"{row['scores'][study.plan['target']]:.3f}",
+        f"{row['scores'][target]:.3f}",
         _interval(row.get("gain")),
-        *(_interval(forgotten.get(task)) for task in study.retention),
-        None if row.get("retention") is None else f"{row['retention']:.3f}",
-        None if "seconds" not in row else round(row["seconds"]),
         *([_interval(row.get("versus"))] if versus else []),
+        *(_interval(forgotten.get(task)) for task in retention),
+        _interval(row.get("retention")),
+        *(_whole(row.get(name)) for name in ("seconds", "trained_tokens", "generated_tokens", "teacher_tokens")),
     ]
 
 
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
 def _interval(value: dict[str, float] | None) -> str | None:
-    return None if value is None else interval({"mean": value["value"], "low": value["low"], "high": value["high"]})
+    return (
+        None
+        if value is None or value["value"] is None
+        else interval({"mean": value["value"], "low": value["low"], "high": value["high"]})
+    )
 
 
 def _words(values: dict[str, Any]) -> str:
@@ -169,7 +192,7 @@ class _Teller:
         self.first = time.monotonic()
 
     def __call__(self, event: Event) -> None:
-        name = event.key if event.key in self.plan.by_key else f"base model {event.key}"
+        name = event.key
         if event.what == "started":
             self.since[event.key] = time.monotonic()
             return say(f"  start   {name}")

@@ -105,7 +105,8 @@ def _opened(
 ) -> Iterator[tuple[Any, Any, Sampler, Scorer]]:
     """Model, tokenizer and engines, while the model is in eval mode."""
     from statewise.models.answers import AnswerScorer
-    from statewise.models.generate import InProcessSampler, evaluating
+    from statewise.models.batching import evaluating
+    from statewise.models.generate import InProcessSampler
     from statewise.models.load import pad_id
 
     pad = pad_id(tokenizer)

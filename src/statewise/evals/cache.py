@@ -47,7 +47,7 @@ class ScoreCache:
 
     def key(self, task: Task, *, seed: int, limit: int | None, base_dir: Path) -> str | None:
         """A content hash; None for a task that can't be told by its content (one of a plug-in, a hub id)."""
-        if not isinstance(task, RowsTask) or not type(task).__module__.startswith("statewise."):
+        if not isinstance(task, RowsTask) or not type(task).__module__.startswith("statewise.") or task.files():
             return None
         data = _data_digest(task, base_dir)
         if data is None:

@@ -19,12 +19,12 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class Choosing(PromptedTask):
-    """`normalize`: a choice's likelihood is the sum over its tokens, or the mean a token; records hold both scores.
+    """`normalize`: a choice's likelihood is the sum over its tokens, or that a token or a character; records hold all scores.
 
     `separator`: text before each choice where not asked in chat.
     """
 
-    normalize: Literal["sum", "token"] = "sum"
+    normalize: Literal["sum", "token", "character"] = "sum"
     separator: str = " "
 
     @property
@@ -52,20 +52,24 @@ class Choosing(PromptedTask):
         ]
         scored = likelihoods(context, groups)
         return [
-            {"id": name, **self._judge(values, right), "prompt": shown(prompt), "choices": texts, **told(values)}
+            {"id": name, **self._judge(values, texts, right), "prompt": shown(prompt), "choices": texts, **told(values)}
             for (name, _), prompt, (texts, right), values in zip(chosen, prompts, answers, scored, strict=True)
         ]
 
-    def _judge(self, values: Sequence[Likelihood], right: int) -> Record:
-        by_sum = most_likely([v.total for v in values])
-        by_token = most_likely([v.mean for v in values])
-        scores = {"score_sum": float(by_sum == right), "score_token": float(by_token == right)}
-        picked = by_sum if self.normalize == "sum" else by_token
-        return {"score": scores[f"score_{self.normalize}"], **scores, "answer": right, "picked": picked}
+    def _judge(self, values: Sequence[Likelihood], texts: Sequence[str], right: int) -> Record:
+        by = {
+            "sum": most_likely([v.total for v in values]),
+            "token": most_likely([v.mean for v in values]),
+            "character": most_likely([v.total / len(text) for v, text in zip(values, texts, strict=True)]),
+        }
+        scores = {f"score_{name}": float(picked == right) for name, picked in by.items()}
+        return {"score": scores[f"score_{self.normalize}"], **scores, "answer": right, "picked": by[self.normalize]}
 
     def extra(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Accuracy under both normalisations."""
-        return {f"accuracy_{name}": fmean(r[f"score_{name}"] for r in records) for name in ("sum", "token")}
+        """Accuracy under each normalisation."""
+        return {
+            f"accuracy_{name}": fmean(r[f"score_{name}"] for r in records) for name in ("sum", "token", "character")
+        }
 
 
 def encoded(
@@ -131,6 +135,22 @@ class Mmlu(FileTask, Choosing, kind="mmlu"):
             "choices": list(LETTERS[: len(options)]),
             "answer": right_index(self.field(row, "answer"), options),
         }
+
+
+class Arc(FileTask, Choosing, kind="arc"):
+    """ARC (columns question, choices with text and label, answerKey), zero-shot: the likelihoods of the answers' texts."""
+
+    data: str = "allenai/ai2_arc"
+    config: str | None = "ARC-Challenge"
+    chat: bool | Literal["auto"] = False
+
+    def prepare(self, row: Row) -> Row:
+        choices, key = self.field(row, "choices"), self.field(row, "answerKey")
+        labels = list(choices.get("label", ())) if isinstance(choices, Mapping) else []
+        if key not in labels:
+            raise DataError(f"answerKey: received {key!r}, expected one of the labels in `choices`, {labels}.")
+        prompt = f"Question: {str(self.field(row, 'question')).strip()}\nAnswer:"
+        return {**row, "prompt": prompt, "choices": list(choices["text"]), "answer": labels.index(key)}
 
 
 class TinyFacts(TinyTask, Choosing, kind="tiny:facts"):

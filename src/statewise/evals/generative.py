@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import comb
+from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 
-from statewise.answers import extract_answer, same_answer
+from statewise.answers import extract_answer, last_boxed, same_answer
 from statewise.errors import RecipeError
 from statewise.evals.prompts import PromptedTask, encode, shown
 from statewise.evals.rows import FileTask, Purpose, Row, TinyTask
-from statewise.types import Completion, EvalContext, Sampling, derive_seed
+from statewise.types import Completion, EvalContext, Example, Sampling, derive_seed
+from statewise.verifier import Judge, Verifier, parse_verifier
 
 Record = dict[str, Any]
 
 
 class Generation(PromptedTask):
-    """`samples` completions a prompt (avg@k and pass@k above 1); a text is cut before the first of `stop`."""
+    """`samples` completions a prompt (avg@k and pass@k above 1); a text is cut before the first of `stop`.
+
+    verifier: what scores a text, as in a recipe's signal; none: the final answer is compared with the reference.
+    """
 
     max_new_tokens: int = Field(512, ge=1)
     temperature: float = Field(0.0, ge=0)
@@ -27,7 +32,20 @@ class Generation(PromptedTask):
     top_k: int = Field(0, ge=0)
     samples: int = Field(1, ge=1)
     stop: tuple[str, ...] = ()
+    verifier: Verifier | None = None
     usual_purpose: ClassVar[Purpose] = "target"
+
+    @field_validator("verifier", mode="before")
+    @classmethod
+    def _parsed(cls, value: Any) -> Any:
+        return None if value is None else parse_verifier(value, "verifier")
+
+    @field_serializer("verifier")
+    def _plain(self, value: Verifier | None) -> Any:
+        return None if value is None else value.to_plain()
+
+    def files(self) -> tuple[str, ...]:
+        return () if self.verifier is None else self.verifier.files()
 
     @property
     def is_random(self) -> bool:
@@ -63,32 +81,44 @@ class Generation(PromptedTask):
             seed=derive_seed(context.seed, "eval", self.name or self.kind),
         )
         completions = context.sampler.generate([x for x in ids for _ in range(self.samples)], sampling)
+        judge = self._judge(context.base_dir)
         records = []
         for index, ((name, row), prompt) in enumerate(zip(chosen, prompts, strict=True)):
             own = completions[index * self.samples : (index + 1) * self.samples]
             reference = self.reference(row)
-            answers = [self._judge(context.tokenizer, c, reference) for c in own]
-            score = fmean(float(a["correct"]) for a in answers)
+            example = Example(name, answer=reference, metadata=row)
+            answers = [self._judged(context.tokenizer, c, example, judge) for c in own]
+            score = fmean(a.pop("value") for a in answers)
             told = answers[0] if self.samples == 1 else {"samples": answers}
             records.append({"id": name, "score": score, "prompt": shown(prompt), "reference": reference, **told})
         return records
 
-    def _judge(self, tokenizer: Any, completion: Completion, reference: str) -> Record:
+    def _judge(self, base_dir: Path) -> Judge:
+        """The score of a text for an example."""
+        if self.verifier is None:
+            return lambda text, example: float(same_answer(extract_answer(text), example.answer))
+        from statewise.sources.judging import scored
+
+        verifier, judge = self.verifier, self.verifier.opened(base_dir)
+        return lambda text, example: scored(verifier, judge, text, example) or 0.0
+
+    def _judged(self, tokenizer: Any, completion: Completion, example: Example, judge: Judge) -> Record:
         response = tokenizer.decode(list(completion.tokens), skip_special_tokens=True)
         cuts = [place for text in self.stop if (place := response.find(text)) >= 0]
         response = response[: min(cuts)] if cuts else response
-        extracted = extract_answer(response)
+        value = judge(response, example)
         return {
             "response": response,
-            "extracted": extracted,
-            "correct": same_answer(extracted, reference),
+            "extracted": extract_answer(response),
+            "correct": value >= 1.0,
+            "value": value,
             # A text that ran on into its stop text was not cut short by the token limit.
             "stop_reason": "stop" if cuts else completion.stop_reason,
             "num_tokens": len(completion.tokens),
         }
 
     def extra(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """pass@k for k = 1, 2, 4 ... up to `samples`; completion lengths; shares cut short and with an answer."""
+        """avg@k and pass@k with 95 % intervals over examples, k = 1, 2, 4 ... up to `samples`; lengths and shares of texts."""
         answers = [a for r in records for a in r.get("samples", [r])]
         found = {
             "mean_completion_tokens": fmean(a["num_tokens"] for a in answers),
@@ -96,10 +126,20 @@ class Generation(PromptedTask):
             "extracted_share": fmean(a["extracted"] is not None for a in answers),
         }
         if self.samples > 1:
+            found |= with_interval(f"avg@{self.samples}", [r["score"] for r in records])
             right = [sum(a["correct"] for a in r["samples"]) for r in records]
             ks = {*(1 << i for i in range(self.samples.bit_length())), self.samples}
-            found |= {f"pass@{k}": fmean(pass_at(k, self.samples, c) for c in right) for k in sorted(ks)}
+            for k in sorted(ks):
+                found |= with_interval(f"pass@{k}", [pass_at(k, self.samples, c) for c in right])
         return found
+
+
+def with_interval(name: str, values: Sequence[float]) -> dict[str, float]:
+    """The mean of per-example values, and its 95 % interval as `<name>/low` and `<name>/high`, within [0, 1]."""
+    from statewise.stats.hypothesis import mean_interval
+
+    low, high = mean_interval(values)
+    return {name: fmean(values), f"{name}/low": max(low, 0.0), f"{name}/high": min(high, 1.0)}
 
 
 def pass_at(k: int, samples: int, right: int) -> float:
@@ -148,6 +188,51 @@ class Mawps(Gsm8k, kind="mawps"):
 
     def prepare(self, row: Row) -> Row:
         return {**row, "prompt": self.field(row, "input"), "answer": self.field(row, "target")}
+
+
+class Competition(FileTask, Generation):
+    """Problems whose answer goes into a box. Columns `problem` (or `question`) and `answer`."""
+
+    plain_template: ClassVar[str] = "Problem: {prompt}\nSolution:"
+
+    config: str | None = None
+    max_new_tokens: int = Field(2048, ge=1)
+    system: str | None = "Reason step by step, and put your final answer within \\boxed{}."
+
+    def prepare(self, row: Row) -> Row:
+        asked = row["problem"] if row.get("problem") is not None else self.field(row, "question")
+        return {**row, "prompt": asked, "answer": self.field(row, "answer")}
+
+
+class Aime(Competition, kind="aime"):
+    """AIME: answers are integers from 0 to 999."""
+
+    data: str = "HuggingFaceH4/aime_2024"
+    split: str = "train"
+
+
+class Amc(Competition, kind="amc"):
+    """AMC, as numbers."""
+
+    data: str = "math-ai/amc23"
+
+
+class Minerva(Competition, kind="minerva"):
+    """College problems of Minerva (OCWCourses): expressions, compared as mathematics (extra `math`).
+
+    Without a column `answer`, the last box of the column `solution` is the reference.
+    """
+
+    data: str = "math-ai/minervamath"
+    verifier: Verifier | None = Field("boxed", validate_default=True)
+
+    def prepare(self, row: Row) -> Row:
+        if row.get("answer") is None:
+            row = {**row, "answer": last_boxed(str(self.field(row, "solution")))}
+        return super().prepare(row)
+
+    def reference(self, row: Row) -> str:
+        return str(row["answer"]).strip()
 
 
 class TinyMath(TinyTask, Generation, kind="tiny:math"):

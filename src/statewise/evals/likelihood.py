@@ -50,6 +50,6 @@ def _one_by_one(context: EvalContext, groups: Sequence[Group]) -> list[list[floa
 
 def context_length(context: EvalContext) -> int:
     """Positions that the model has."""
-    from statewise.models.generate import num_positions
+    from statewise.models.batching import num_positions
 
     return num_positions(context.model)

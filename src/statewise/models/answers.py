@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from statewise.models.generate import evaluating, forward_cached
+from statewise.models.batching import evaluating
+from statewise.models.cache import forward_cached
 from statewise.models.head import FullLogits, Head, Projection, backbone, split_head
 from statewise.models.score import InProcessScorer, score_rows
 
@@ -19,12 +20,19 @@ class AnswerScorer(InProcessScorer):
 
     def score_answers(self, groups: Sequence[Group]) -> list[list[float]]:
         """log p(answer | prompt) in nats, summed over the answer's tokens; no prompt and no answer may be empty."""
-        results: list[list[float]] = [[] for _ in groups]
+        return [[total for total, _ in group] for group in self._judged(groups, ("logprobs",))]
+
+    def judge_answers(self, groups: Sequence[Group]) -> list[list[tuple[float, bool]]]:
+        """The same, each with whether every token of the answer is the most probable one."""
+        return self._judged(groups, ("logprobs", "rank"))
+
+    def _judged(self, groups: Sequence[Group], needs: Sequence[str]) -> list[list[tuple[float, bool]]]:
+        results: list[list[tuple[float, bool]]] = [[] for _ in groups]
         with evaluating(self.model), torch.no_grad():
             for batch in self._batches(groups):
-                sums = iter(self._score_batch([groups[i] for i in batch]))
+                found = iter(self._score_batch([groups[i] for i in batch], needs))
                 for index in batch:
-                    results[index] = [next(sums) for _ in groups[index][1]]
+                    results[index] = [next(found) for _ in groups[index][1]]
         return results
 
     def _batches(self, groups: Sequence[Group]) -> Iterator[list[int]]:
@@ -42,7 +50,7 @@ class AnswerScorer(InProcessScorer):
         if batch:
             yield batch
 
-    def _score_batch(self, groups: Sequence[Group]) -> list[float]:
+    def _score_batch(self, groups: Sequence[Group], needs: Sequence[str]) -> list[tuple[float, bool]]:
         """Each answer in a row of its own after the cached prompt; the prompt's last token starts the row."""
         device = next(self.model.parameters()).device
         owner = torch.tensor([g for g, (_, answers) in enumerate(groups) for _ in answers], device=device)
@@ -55,9 +63,13 @@ class AnswerScorer(InProcessScorer):
         ids, mask = self._padded(rows, left=False)
         at = mask[:, 1:].nonzero(as_tuple=True)
         projection = self._project_after(ids[:, :-1], torch.cat([seen[owner], mask[:, :-1]], 1), cache, at)
-        logprobs = score_rows(projection, ids[:, 1:][at], dtype=self.dtype)["logprobs"]
+        scored = score_rows(projection, ids[:, 1:][at], needs, dtype=self.dtype)
         sums = torch.zeros(len(owner), dtype=torch.float64, device=device)
-        return sums.index_add_(0, at[0], logprobs.double()).tolist()
+        sums.index_add_(0, at[0], scored["logprobs"].double())
+        behind = torch.zeros(len(owner), dtype=torch.long, device=device)
+        if "rank" in scored:
+            behind.index_add_(0, at[0], scored["rank"])
+        return list(zip(sums.tolist(), (behind == 0).tolist(), strict=True))
 
     def _project_after(
         self, ids: Tensor, mask: Tensor, cache: object, at: tuple[Tensor, ...]

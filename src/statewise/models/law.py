@@ -23,7 +23,7 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, 
         return picked[:, 0], (z.gather(-1, picked) - z.logsumexp(-1, keepdim=True))[:, 0]
     z = z / sampling.temperature
     if sampling.top_k or sampling.top_p < 1:
-        z = _restricted(z, sampling.top_k or z.shape[-1], sampling.top_p)
+        z = restricted(z, sampling.top_k or z.shape[-1], sampling.top_p)
     z = z - z.amax(-1, keepdim=True)
     picked, total = _inverse(z.exp(), uniforms.double()[:, None])
     return picked[:, 0], (z.gather(-1, picked) - total.log().to(z.dtype))[:, 0]
@@ -49,7 +49,7 @@ def _first_above(cdf: Tensor, target: Tensor) -> Tensor:
     return torch.minimum(torch.searchsorted(cdf, target, right=True), (cdf < cdf[:, -1:]).sum(-1, keepdim=True))
 
 
-def _restricted(z: Tensor, top_k: int, top_p: float) -> Tensor:
+def restricted(z: Tensor, top_k: int, top_p: float) -> Tensor:
     """-inf outside the k most probable tokens and, among those, outside the smallest set with mass `top_p`."""
     ordered, order = z.sort(dim=-1, descending=True, stable=True)
     ordered[:, top_k:] = -torch.inf

@@ -73,13 +73,8 @@ def load_policy(settings: ModelSettings | str, *, device: str | None = None, tra
     """
     settings = ModelSettings(path=settings) if isinstance(settings, str) else settings
     path = resolve(settings.path)
-    adapter_file = Path(path) / "adapter_config.json"
-    adapter = Adapter(path=path) if adapter_file.is_file() else settings.adapter
-    base = (
-        resolve(str(json.loads(adapter_file.read_text())["base_model_name_or_path"]))
-        if adapter_file.is_file()
-        else path
-    )
+    base = base_of(path)
+    adapter = Adapter(path=path) if base != path else settings.adapter
     model = _load_model(base, settings)
     tokenizer = _load_tokenizer(path, base, settings)
     if adapter is not None:
@@ -90,10 +85,25 @@ def load_policy(settings: ModelSettings | str, *, device: str | None = None, tra
     return LoadedPolicy(model, tokenizer, settings.path)
 
 
+def base_of(path: str) -> str:
+    """What the PEFT adapter in a directory was trained on; the path itself where it holds none."""
+    file = Path(path) / "adapter_config.json"
+    return resolve(str(json.loads(file.read_text())["base_model_name_or_path"])) if file.is_file() else path
+
+
 def load_tokenizer(settings: ModelSettings) -> Any:
     """The tokenizer that `load_policy` would load."""
     path = resolve(settings.path)
-    return _load_tokenizer(path, path, settings)
+    return _load_tokenizer(path, base_of(path), settings)
+
+
+def read_num_positions(settings: ModelSettings) -> int:
+    """What `num_positions` would give for the loaded model, from its config alone."""
+    from statewise.models.generate import num_positions
+
+    return num_positions(
+        empty_policy(settings.model_copy(update={"path": base_of(resolve(settings.path)), "adapter": None}))
+    )
 
 
 def empty_policy(settings: ModelSettings) -> Any:

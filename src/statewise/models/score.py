@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from statewise.models.head import FullLogits, Head, Projection, backbone, split_head
 from statewise.models.onepass import chunk_rows, statistics
 from statewise.models.precise import can_widen, exact_products, widened
+from statewise.models.topk import TopK
 from statewise.types import TokenStats
 
-NEEDS = ("logprobs", "entropy", "varentropy", "rank", "topk")
+NEEDS = ("logprobs", "entropy", "varentropy", "fourth", "rank", "topk")
 BLOCK_BYTES = 2**20  # logits that a CPU's passes read at a time, so that all but the first find them in its cache
 
 
@@ -54,8 +55,8 @@ def score_rows(
     topk: int = 20,
     dtype: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
-    """{name: [N]} of log p(y), entropy, varentropy sum p (log p + H)^2 (nats^2), rank of y (0 = the mode), and
-    `topk_logprobs`/`topk_ids` [N, K]; logits are divided by `temperature` before all of them."""
+    """{name: [N]} of log p(y), entropy, varentropy sum p (log p + H)^2 (nats^2), `fourth` sum p (log p + H)^4 (nats^4), rank
+    of y (0 = the mode), and `topk_logprobs`/`topk_ids` [N, K]; logits are divided by `temperature` before all of them."""
     unknown = set(needs) - set(NEEDS)
     if unknown:
         raise ValueError(f"needs: received {sorted(unknown)}, expected among {NEEDS}")
@@ -88,16 +89,21 @@ def _score_chunk(logits: Tensor, targets: Tensor, needs: Sequence[str], topk: in
         top = logits.topk(min(topk, logits.shape[-1]), dim=-1)
         out["topk_logprobs"] = top.values - logits.logsumexp(-1, keepdim=True)
         out["topk_ids"] = top.indices
-    wants = "entropy" in needs or "varentropy" in needs
-    if not {"logprobs", "entropy", "varentropy"} & set(needs):
+    centred = {"varentropy", "fourth"} & set(needs)
+    wants = "entropy" in needs or bool(centred)
+    if not wants and "logprobs" not in needs:
         return out
     logprobs, entropy, exps, total = statistics(logits, targets, entropy=wants)
     out["logprobs"] = logprobs
-    if wants and entropy is not None:
-        out["entropy"] = entropy
-    if "varentropy" in needs and entropy is not None:
-        centred = logits.sub_((total.log() - entropy)[:, None]).clamp_min_(-1e15)
-        out["varentropy"] = torch.linalg.vecdot(exps, centred.square()) / total
+    if entropy is None:
+        return out
+    out["entropy"] = entropy
+    if centred:
+        squares = logits.sub_((total.log() - entropy)[:, None]).clamp_min_(-1e9).square_()
+        out["varentropy"] = torch.linalg.vecdot(exps, squares) / total
+        if "fourth" in needs:
+            # (e z^2) z^2, since z^4 of a masked id overflows.
+            out["fourth"] = torch.linalg.vecdot(exps.mul_(squares), squares) / total
     return out
 
 
@@ -125,14 +131,18 @@ class InProcessScorer:
         self, sequences: Sequence[Sequence[int]], needs: Sequence[str] = ("logprobs",), *, temperature: float = 1.0
     ) -> list[dict[str, Any]]:
         """Per sequence {name: list with one value a token}; a sequence's first token has no state: 0 there."""
-        masks = [[False] * min(1, len(s)) + [True] * (len(s) - 1) for s in sequences]
         out: list[dict[str, Any]] = []
         for sequence, values in zip(
-            sequences, self.score_at(sequences, masks, needs, temperature=temperature), strict=True
+            sequences, self.score_at(sequences, _after_first(sequences), needs, temperature=temperature), strict=True
         ):
             first: dict[str, Any] = {name: [] if name.startswith("topk") else 0.0 for name in values}
             out.append({n: ([first[n]] if len(sequence) else []) + v.tolist() for n, v in values.items()})
         return out
+
+    def topk(self, sequences: Sequence[Sequence[int]], k: int) -> list[TopK]:
+        """Log-probabilities of the tokens and of the k most probable ones at each; all of them where k is the vocabulary."""
+        needs = ("logprobs", "topk") if k else ("logprobs",)
+        return [_as_topk(values) for values in self.score_at(sequences, _after_first(sequences), needs, topk=k)]
 
     def score_at(
         self,
@@ -141,10 +151,13 @@ class InProcessScorer:
         needs: Sequence[str] = ("logprobs",),
         *,
         temperature: float = 1.0,
+        topk: int = 20,
+        report: Callable[[int], None] = lambda tokens: None,
     ) -> list[dict[str, np.ndarray]]:
         """Per sequence {name: [n]} of its n tokens where the mask is true; only those go through the head.
 
-        Raises ValueError where a mask has another length, or is true at a first token, which has no state.
+        report(tokens) is called after each forward pass. Raises ValueError where a mask has another length, or is true at
+        a first token, which has no state.
         """
         for index, (sequence, mask) in enumerate(zip(sequences, masks, strict=True)):
             if len(sequence) != len(mask) or (len(mask) and mask[0]):
@@ -157,9 +170,11 @@ class InProcessScorer:
         self.model.eval()
         try:
             for group in self._groups(sequences):
-                found = self._score([sequences[i] for i in group], [masks[i] for i in group], needs, temperature)
+                own = ([sequences[i] for i in group], [masks[i] for i in group])
+                found = self._score(*own, needs, temperature, topk)
                 for index, values in zip(group, found, strict=True):
                     results[index] = values
+                report(sum(len(sequences[i]) for i in group))
         finally:
             self.model.train(training)
         return results
@@ -178,7 +193,12 @@ class InProcessScorer:
 
     @torch.no_grad()
     def _score(
-        self, sequences: list[Sequence[int]], masks: list[Sequence[bool]], needs: Sequence[str], temperature: float
+        self,
+        sequences: list[Sequence[int]],
+        masks: list[Sequence[bool]],
+        needs: Sequence[str],
+        temperature: float,
+        topk: int,
     ) -> list[dict[str, np.ndarray]]:
         width = max(1, *(len(s) for s in sequences))
         device = next(self.model.parameters()).device
@@ -192,7 +212,7 @@ class InProcessScorer:
         at = wanted[:, 1:].nonzero(as_tuple=True)
         projection = self._project({"input_ids": ids, "attention_mask": seen}, at)
         with exact_products() if self.widened else nullcontext():
-            flat = score_rows(projection, ids[:, 1:][at], needs, temperature=temperature, dtype=self.dtype)
+            flat = score_rows(projection, ids[:, 1:][at], needs, temperature=temperature, topk=topk, dtype=self.dtype)
         stops = np.cumsum([sum(mask) for mask in masks])[:-1]
         lists = {name: np.split(value.cpu().numpy(), stops) for name, value in flat.items()}
         return [{name: values[row] for name, values in lists.items()} for row in range(len(sequences))]
@@ -206,3 +226,20 @@ class InProcessScorer:
             hidden = backbone(self.model)(**inputs, use_cache=False).last_hidden_state
             return self._head.project(hidden[:, :-1][at])
         return FullLogits(self.model(**inputs, use_cache=False).logits[:, :-1][at])
+
+
+def _after_first(sequences: Sequence[Sequence[int]]) -> list[list[bool]]:
+    """Masks of all tokens but the first of each."""
+    return [[False] * min(1, len(s)) + [True] * (len(s) - 1) for s in sequences]
+
+
+def _as_topk(values: dict[str, np.ndarray]) -> TopK:
+    """With an empty place for the first token."""
+    logprobs = values["logprobs"].astype(np.float32)
+    nothing = np.zeros((len(logprobs), 0))
+    ids, best = values.get("topk_ids", nothing), values.get("topk_logprobs", nothing)
+    return TopK(
+        np.concatenate([[0.0], logprobs]).astype(np.float32),
+        np.concatenate([np.full((1, ids.shape[1]), -1), ids]).astype(np.int64),
+        np.concatenate([np.full((1, best.shape[1]), -np.inf), best]).astype(np.float32),
+    )

@@ -8,15 +8,16 @@ Source: arXiv 2602.12222.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from statewise.errors import StatewiseError
+from statewise.stats.martingale import TokenSums
 
-STATISTICS = ("logprobs", "entropy", "varentropy", "rank")
+STATISTICS = ("logprobs", "entropy", "varentropy", "fourth", "rank")
 SHARES = {"share_above_0": 0.0, "share_above_minus_1": -1.0, "share_above_minus_3": -3.0, "share_above_minus_5": -5.0}
 
 
@@ -30,6 +31,7 @@ class MaskedScorer(Protocol):
         needs: Sequence[str] = ...,
         *,
         temperature: float = ...,
+        report: Callable[[int], None] = ...,
     ) -> list[dict[str, np.ndarray]]: ...
 
 
@@ -37,14 +39,15 @@ class MaskedScorer(Protocol):
 class TokenStatistics:
     """Of the n scored tokens of a sequence, arrays [n].
 
-    positions int32, of the tokens in the sequence; logprobs, entropy (nats) and varentropy (nats^2) float32; rank int32,
-    how many tokens are more probable.
+    positions int32, of the tokens in the sequence; logprobs, entropy (nats), varentropy sum p (log p + H)^2 and fourth
+    sum p (log p + H)^4 float32; rank int32, how many tokens are more probable.
     """
 
     positions: np.ndarray
     logprobs: np.ndarray
     entropy: np.ndarray
     varentropy: np.ndarray
+    fourth: np.ndarray
     rank: np.ndarray
 
     @property
@@ -70,19 +73,20 @@ def score_sequences(
     masks: Sequence[Sequence[bool]],
     *,
     temperature: float = 1.0,
+    report: Callable[[int], None] = lambda tokens: None,
 ) -> list[TokenStatistics]:
     """As `score_tokens`, for many sequences at once; logits are divided by `temperature` before all statistics.
 
-    Raises StatewiseError where the model's statistics are not finite.
+    report(tokens) is called after each forward pass. Raises StatewiseError where the model's statistics are not finite.
     """
-    found = scorer.score_at(sequences, masks, STATISTICS, temperature=temperature)
+    found = scorer.score_at(sequences, masks, STATISTICS, temperature=temperature, report=report)
     results = []
     for index, (mask, values) in enumerate(zip(masks, found, strict=True)):
         positions = np.flatnonzero(np.asarray(mask, dtype=bool)).astype(np.int32)
         made = TokenStatistics(positions, *(_as(name, values) for name in STATISTICS))
-        if not (np.isfinite(made.phi).all() and np.isfinite(made.varentropy).all()):
+        if not (np.isfinite(made.phi).all() and np.isfinite(made.fourth).all()):
             raise StatewiseError(
-                f"sequence {index}: log p, H or the varentropy is not finite. The model's weights are broken, or its dtype "
+                f"sequence {index}: log p, H or its moments are not finite. The model's weights are broken, or its dtype "
                 'is too narrow: try dtype = "float32".'
             )
         results.append(made)
@@ -99,11 +103,12 @@ def summarise(tokens: TokenStatistics) -> dict[str, float]:
 
     num_tokens; mean_phi, sum_phi, min_phi (nats); share_above_*: of the tokens with phi > 0, -1, -3, -5;
     z = sum phi / sqrt(sum varentropy), standard normal where the tokens are the model's own (nan where that is 0);
-    mean_logprob, mean_entropy, mean_varentropy, mean_log_rank = mean ln(1 + rank); perplexity = exp(-mean log p).
+    sum_square, sum_varentropy, sum_square_variance: of phi^2, V and F - V^2 (see `stats.martingale`);
+    mean_logprob, mean_entropy, mean_log_rank = mean ln(1 + rank); perplexity = exp(-mean log p).
     """
     phi, count = tokens.phi.astype(np.float64), len(tokens)
-    variance = float(tokens.varentropy.sum(dtype=np.float64))
-    total = float(phi.sum())
+    sums = TokenSums.of(phi, tokens.varentropy, tokens.fourth)
+    total, variance = sums.phi, sums.variance
     mean_logprob = _mean(tokens.logprobs)
     return {
         "num_tokens": count,
@@ -112,9 +117,11 @@ def summarise(tokens: TokenStatistics) -> dict[str, float]:
         "min_phi": float(phi.min()) if count else math.nan,
         **{name: float((phi > level).mean()) if count else math.nan for name, level in SHARES.items()},
         "z": total / math.sqrt(variance) if variance > 0 else math.nan,
+        "sum_square": sums.square,
+        "sum_varentropy": variance,
+        "sum_square_variance": sums.square_variance,
         "mean_logprob": mean_logprob,
         "mean_entropy": _mean(tokens.entropy),
-        "mean_varentropy": variance / count if count else math.nan,
         "mean_log_rank": _mean(np.log1p(tokens.rank)),
         "perplexity": math.exp(min(-mean_logprob, 700.0)) if count else math.nan,
     }

@@ -149,8 +149,11 @@ Block = Paragraph | Table | Figure | Tokens | SideBySide | Details
 
 @dataclass(frozen=True)
 class Section:
+    """A heading and what stands under it, in one column or, where the page is wide, in two."""
+
     title: str
     blocks: Sequence[Block]
+    columns: Literal[1, 2] = 1
 
     @property
     def anchor(self) -> str:
@@ -185,7 +188,7 @@ def render(title: str, lead: str, sections: Sequence[Section]) -> str:
     _check(sections)
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     figures = [block.plain() for block in _walk(sections) if isinstance(block, Figure)]
-    scripts = [*([_plotly()] if figures else []), _file("page.js")]
+    script, library = _file("page.js"), _plotly() if figures else ""
     return environment.get_template("page.html").render(
         title=title,
         lead=[part for part in re.split(r"\n\s*\n", lead) if part.strip()],
@@ -193,10 +196,11 @@ def render(title: str, lead: str, sections: Sequence[Section]) -> str:
         next_figure=map("figure-{}".format, count()).__next__,  # the template asks in the order of `figures`
         figures=json_for_script(figures),
         style=_file("page.css"),
-        scripts=scripts,
+        script=script,
+        library=library,
         # Only the page's own scripts may run: one that slipped in with data would not.
         policy="default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src "
-        + " ".join(f"'sha256-{b64encode(sha256(s.encode()).digest()).decode()}'" for s in scripts),
+        + " ".join(f"'sha256-{b64encode(sha256(s.encode()).digest()).decode()}'" for s in (script, library)),
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,15 +13,17 @@ from pydantic import Field, model_validator
 
 from statewise.component import Signal
 from statewise.errors import DataError, RecipeError, nearest
-from statewise.settings import TeacherModel
 from statewise.sources.ranks import divided
+from statewise.teachers import TeacherModel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from statewise.models.topk import TopK
     from statewise.types import Batch, Rollout, World
 
 LOGPROBS, ADVANTAGES, CHOICE = "teacher_logprobs", "teacher_advantages", "teacher_choice"
+IDS, VALUES = "teacher_topk_ids", "teacher_topk_logprobs"  # rows of numbers a token
 
 
 class Teacher(Signal, kind="teacher"):
@@ -32,6 +35,8 @@ class Teacher(Signal, kind="teacher"):
                         own states it is minus the sampled reverse KL at the token
 
     by, routes: the teacher of an example is routes[value of its field `by`], and `teacher`, where given, has the rest.
+    cache: a folder (from the working directory) that keeps what teachers said of a text, for every later step and run.
+    With it, or with a teacher at an endpoint, a teacher gives its top_k most probable tokens and one bucket.
     """
 
     writes: ClassVar[tuple[str, ...]] = ("teacher_logits", LOGPROBS, ADVANTAGES)
@@ -40,6 +45,7 @@ class Teacher(Signal, kind="teacher"):
     temperature: float = Field(1.0, gt=0)
     by: str | None = None
     routes: dict[str, TeacherModel] = {}
+    cache: str | None = None
 
     @model_validator(mode="after")
     def _some_teacher(self) -> Teacher:
@@ -52,37 +58,87 @@ class Teacher(Signal, kind="teacher"):
             )
         return self
 
+    @property
+    def compact(self) -> bool:
+        """Whether teachers are asked once a step for their most probable tokens, not for logits a chunk at a time."""
+        return self.cache is not None or any(model.endpoint is not None for model in self.models())
+
     def models(self) -> tuple[TeacherModel, ...]:
         return tuple(dict.fromkeys([*self.routes.values(), *([self.teacher] if self.teacher else [])]))
 
     def annotate(self, rollouts: list[Rollout], world: World) -> list[Rollout]:
         choices = [self._choice(r) for r in rollouts]
-        if len(self.models()) > 1:
+        if self.compact:
+            rollouts = self._asked(rollouts, choices, world)
+        elif len(self.models()) > 1:
             rollouts = [r.with_columns(**{CHOICE: [c] * r.num_tokens}) for r, c in zip(rollouts, choices, strict=True)]
         if not world.reads & {LOGPROBS, ADVANTAGES}:
             return rollouts
+        if not self.compact:
+            rollouts = self._scored(rollouts, choices, world)
+        world.report({"teacher_nll": -_trained_mean(rollouts, LOGPROBS)})
+        if ADVANTAGES not in world.reads:
+            return rollouts
+        own = policy_logprobs(rollouts, world)
+        gaps = [
+            [t - p for t, p in zip(r.columns[LOGPROBS], b, strict=True)] for r, b in zip(rollouts, own, strict=True)
+        ]
+        rollouts = [r.with_columns(**{ADVANTAGES: gap}) for r, gap in zip(rollouts, gaps, strict=True)]
+        world.report({"sampled_reverse_kl": -_trained_mean(rollouts, ADVANTAGES)})
+        return rollouts
+
+    def _scored(self, rollouts: list[Rollout], choices: list[int], world: World) -> list[Rollout]:
+        """With teacher_logprobs of the teachers in this process."""
 
         def score(own: list[Rollout], places: list[int]) -> list[list[float]]:
             return self._score(own, [choices[i] for i in places], world)
 
         scores = divided(rollouts, score, world)
-        rollouts = [r.with_columns(**{LOGPROBS: s}) for r, s in zip(rollouts, scores, strict=True)]
-        world.report({"teacher_nll": -_trained_mean(rollouts, LOGPROBS)})
-        if ADVANTAGES not in world.reads:
+        return [r.with_columns(**{LOGPROBS: s}) for r, s in zip(rollouts, scores, strict=True)]
+
+    def _asked(self, rollouts: list[Rollout], choices: list[int], world: World) -> list[Rollout]:
+        """With teacher_logprobs, and the most probable tokens where a loss reads distributions."""
+        from statewise.models.topk import padded
+
+        dense = "teacher_logits" in world.reads
+        folder = None if self.cache is None else Path(self.cache)
+
+        def ask(own: list[Rollout], places: list[int]) -> list[tuple[TopK, bool]]:
+            out: dict[int, tuple[TopK, bool]] = {}
+            for index in sorted({choices[i] for i in places}):
+                chosen = [n for n, i in enumerate(places) if choices[i] == index]
+                model = world.open_model(self.models()[index])
+                found, hits = model.topk([own[n].tokens() for n in chosen], model.top_k if dense else 0, folder)
+                out |= dict(zip(chosen, zip(found, hits, strict=True), strict=True))
+            return [out[n] for n in range(len(own))]
+
+        answers = divided(rollouts, ask, world)
+        if folder is not None:
+            hits = sum(hit for _, hit in answers)
+            world.report({"teacher_cache_hits": hits, "teacher_cache_misses": len(answers) - hits})
+        parts = padded([part for part, _ in answers])
+        rollouts = [r.with_columns(**{LOGPROBS: p.logprobs.tolist()}) for r, p in zip(rollouts, parts, strict=True)]
+        if not dense:
             return rollouts
-        own = policy_logprobs(rollouts, world)
-        gaps = [[t - p for t, p in zip(a, b, strict=True)] for a, b in zip(scores, own, strict=True)]
-        rollouts = [r.with_columns(**{ADVANTAGES: gap}) for r, gap in zip(rollouts, gaps, strict=True)]
-        world.report({"sampled_reverse_kl": -_trained_mean(rollouts, ADVANTAGES)})
-        return rollouts
+        return [r.with_columns(**{IDS: p.ids, VALUES: p.values}) for r, p in zip(rollouts, parts, strict=True)]
 
     def attach(self, batch: Batch, world: World) -> Batch:
         if "teacher_logits" not in world.reads:
             return batch
+        if self.compact:
+            return self._with_topk(batch, world)
         models = [world.open_model(m) for m in self.models()]
         if len(models) == 1:
             return batch.with_dense(teacher_logits=models[0].dense(batch))
         return batch.with_dense(teacher_logits=Routed(tuple(m.dense(batch) for m in models), batch.column(CHOICE)))
+
+    def _with_topk(self, batch: Batch, world: World) -> Batch:
+        from statewise.models.topk import TopKGrid
+
+        size = min(world.open_model(model).num_tokens for model in self.models())
+        grid = TopKGrid(batch.column(IDS), batch.column(VALUES), size, batch.temperature)
+        rest = {name: value for name, value in batch.columns.items() if name not in (IDS, VALUES)}
+        return replace(batch, columns=rest).with_dense(teacher_logits=grid)
 
     def _choice(self, rollout: Rollout) -> int:
         """Index of the rollout's teacher in `models()`."""

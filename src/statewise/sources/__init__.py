@@ -2,6 +2,7 @@
 
 from statewise.sources.continuation import ContinuationSource
 from statewise.sources.dataset import DatasetSource
+from statewise.sources.hinted import HintedSource
 from statewise.sources.mixture import Mixture
 from statewise.sources.pairs import PairsSource
 from statewise.sources.policy import PolicySource
@@ -12,6 +13,7 @@ from statewise.sources.teacher import TeacherSource
 __all__ = [
     "ContinuationSource",
     "DatasetSource",
+    "HintedSource",
     "Mixture",
     "PairsSource",
     "PolicySource",

@@ -10,9 +10,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from statewise.errors import RecipeError
-from statewise.settings import TeacherModel
 from statewise.sources.prompts import Prompt, PromptSource
 from statewise.sources.ranks import divided
+from statewise.teachers import TeacherModel
 from statewise.types import Author, Completion, Rollout, Sampling, Segment, derive_seed
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class ContinuationSource(PromptSource, kind="continuation"):
         sampling = Sampling(
             self.tokens or self.max_tokens,
             self.teacher_temperature,
-            stop_ids=model.policy.stop_ids,
+            stop_ids=model.stop_ids,
             seed=derive_seed(world.seed, "continuation", step),
         )
         return list(model.sampler.generate(starts, sampling, rows=places))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -15,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 
 from statewise.component import Source
 from statewise.errors import RecipeError, nearest
-from statewise.sources.reading import Rows, find_data, find_files, is_saved, read_rows
+from statewise.sources.reading import Placed, Rows, find_data, find_files, is_saved, read_rows, stream_rows
 from statewise.types import derive_seed
 
 if TYPE_CHECKING:
@@ -66,23 +67,24 @@ class DataSource(Source):
     def _tiny_only(self) -> DataSource:
         made = {"count": "tiny:", "seed": "tiny:", "steps": "tiny:math", "style": "tiny:math"}
         for name, data in made.items():
-            if getattr(self, name) is not None and not self.data.startswith(data):
+            fixed = name == "style" and self.data in ("tiny:math_restyled", "tiny:math_hinted")
+            if getattr(self, name) is not None and (fixed or not self.data.startswith(data)):
                 owner = "embedded data such as 'tiny:math'" if data == "tiny:" else "'tiny:math'"
                 raise RecipeError(f"source.{name}: belongs to {owner}, not to '{self.data}'.")
         return self
 
     def read(self, base_dir: Path) -> Rows:
         """All rows, before `limit`. Raises DataError."""
+        return read_rows(self.data, on_bad_row=self.on_bad_row, **self._where(base_dir))
+
+    def stream(self, base_dir: Path) -> Iterator[Placed]:
+        """The first `limit` rows one after the other, each with its place, or what is wrong with it."""
+        return islice(stream_rows(self.data, **self._where(base_dir)), self.limit)
+
+    def _where(self, base_dir: Path) -> dict[str, Any]:
         steps = None if self.steps is None else tuple(self.steps)
         made = {"count": self.count, "seed": self.seed, "steps": steps, "style": self.style}
-        return read_rows(
-            self.data,
-            split=self.split,
-            config=self.config,
-            base_dir=base_dir,
-            on_bad_row=self.on_bad_row,
-            tiny=made,
-        )
+        return {"split": self.split, "config": self.config, "base_dir": base_dir, "tiny": made}
 
     def places(self, start: int, stop: int, size: int, seed: int) -> list[int]:
         """Numbers of the items start .. stop - 1 of the endless sequence of epochs, each epoch in an order of its own."""

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import re
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from statewise.errors import DataError
+from statewise.sources.files import SHOWN_CHARACTERS, SUFFIXES, Placed, Row, RowError, file_rows, shown
 
-Row = dict[str, Any]
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
 NOT_DATA = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json", "config.json")
 # Words by which a file name says which split it holds.
 SPLIT_WORDS = {
     **{name: name for name in ("train", "test", "validation")},
     **{name: "validation" for name in ("valid", "val", "dev", "eval")},
 }
+__all__ = [
+    "Placed",
+    "Row",
+    "RowError",
+    "Rows",
+    "find_data",
+    "find_files",
+    "is_saved",
+    "read_rows",
+    "shown",
+    "stream_rows",
+]
 TINY_ROWS = 1000  # of an embedded task without a `count`
 SHOWN_PLACES = 3
-SHOWN_CHARACTERS = 120
-
-
-class RowError(DataError):
-    """What is wrong with a row. `reason` names the field and is the same for all rows of its kind; `detail` is the row's."""
-
-    def __init__(self, reason: str, detail: str = ""):
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
 
 
 @dataclass
@@ -63,12 +61,6 @@ class Rows:
     def counts(self) -> dict[str, Any]:
         """{reason: {"rows": number, "first": places}} of the rows left out."""
         return {reason: {"rows": len(p), "first": p[:SHOWN_PLACES]} for reason, p in self.bad.items()}
-
-
-def shown(value: Any) -> str:
-    """A value as messages show it."""
-    text = repr(value)
-    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
 
 
 def find_data(data: str, base_dir: Path) -> Path | None:
@@ -112,25 +104,41 @@ def read_rows(
     on_bad_row: str = "error",
     tiny: dict[str, Any] | None = None,
 ) -> Rows:
-    """All rows of a .jsonl, .json, .parquet or .csv file, a directory of such files or of `Dataset.save_to_disk`, a hub
-    id, or an embedded task "tiny:math" (`tiny`: count, seed, steps, style).
-
-    Raises DataError that names file, line and reason.
-    """
+    """All rows that `stream_rows` gives. Raises DataError that names file, line and reason."""
     rows = Rows()
-    path = None if data.startswith("tiny:") else find_data(data, base_dir)
-    if data.startswith("tiny:"):
-        _read_tiny(data, split, tiny or {}, rows)
-    elif path is None:
-        _read_hub(data, config, split, rows)
-    elif is_saved(path):
-        _read_saved(path, split, rows)
-    else:
-        for file in [path] if path.is_file() else find_files(path, split, config):
-            _read_file(file, on_bad_row, rows)
+    for place, row in stream_rows(data, split=split, config=config, base_dir=base_dir, tiny=tiny):
+        if isinstance(row, RowError):
+            rows.reject(place, row, on_bad_row)
+        else:
+            rows.add(place, row)
     if not rows.rows:
         raise DataError(f"{data}: holds no usable rows" + (f" (left out: {rows.counts()})." if rows.bad else "."))
     return rows
+
+
+def stream_rows(
+    data: str,
+    *,
+    split: str = "train",
+    config: str | None = None,
+    base_dir: Path = Path("."),
+    tiny: dict[str, Any] | None = None,
+) -> Iterator[Placed]:
+    """(place, row or what is wrong with it) of a .jsonl, .json, .parquet or .csv file, a directory of such files or of
+    `Dataset.save_to_disk`, a hub id, or an embedded task "tiny:math" (`tiny`: count, seed, steps, style).
+
+    Little is held at a time, except of a .json file that is one list.
+    """
+    path = None if data.startswith("tiny:") else find_data(data, base_dir)
+    if data.startswith("tiny:"):
+        yield from _tiny(data, split, tiny or {})
+    elif path is None:
+        yield from _hub(data, config, split)
+    elif is_saved(path):
+        yield from _saved(path, split)
+    else:
+        for file in [path] if path.is_file() else find_files(path, split, config):
+            yield from file_rows(file)
 
 
 def is_saved(path: Path) -> bool:
@@ -138,12 +146,17 @@ def is_saved(path: Path) -> bool:
     return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
-def _read_tiny(name: str, split: str, settings: dict[str, Any], rows: Rows) -> None:
+def _tiny(name: str, split: str, settings: dict[str, Any]) -> Iterator[Placed]:
     from statewise.tiny import knowledge, tasks
 
     settings = {k: v for k, v in settings.items() if v is not None}
     count = settings.pop("count", None)
-    arithmetic = {"tiny:math": tasks.math_problems, "tiny:math_pairs": tasks.math_pairs}
+    arithmetic: dict[str, Callable[..., list[Row]]] = {
+        "tiny:math": tasks.math_problems,
+        "tiny:math_pairs": tasks.math_pairs,
+        "tiny:math_restyled": tasks.math_restyled,
+        "tiny:math_hinted": tasks.math_hinted,
+    }
     if name in arithmetic:
         made = arithmetic[name](split, count or TINY_ROWS, **settings)
     elif count is None and name in ("tiny:facts", "tiny:beliefs"):
@@ -152,10 +165,10 @@ def _read_tiny(name: str, split: str, settings: dict[str, Any], rows: Rows) -> N
     else:
         made = tasks.rows(name, split, count or TINY_ROWS, settings.get("seed", 0))
     for row in made:
-        rows.add(f"{name}:{row['id']}", row)
+        yield f"{name}:{row['id']}", row
 
 
-def _read_hub(name: str, config: str | None, split: str, rows: Rows) -> None:
+def _hub(name: str, config: str | None, split: str) -> Iterator[Placed]:
     from datasets import load_dataset
 
     try:
@@ -166,10 +179,10 @@ def _read_hub(name: str, config: str | None, split: str, rows: Rows) -> None:
             f"'{split}'): {type(error).__name__}: {error}"
         ) from error
     for index, row in enumerate(loaded):
-        rows.add(f"{name}[{split}]:{index}", dict(row))
+        yield f"{name}[{split}]:{index}", dict(row)
 
 
-def _read_saved(path: Path, split: str, rows: Rows) -> None:
+def _saved(path: Path, split: str) -> Iterator[Placed]:
     from datasets import DatasetDict, load_from_disk
 
     loaded = load_from_disk(str(path))
@@ -178,99 +191,4 @@ def _read_saved(path: Path, split: str, rows: Rows) -> None:
             raise DataError(f"{path}: has no split '{split}'; it has: {', '.join(map(str, loaded))}.")
         loaded = loaded[split]
     for index, row in enumerate(loaded):
-        rows.add(f"{path}:{index}", dict(row))
-
-
-def _read_file(path: Path, on_bad_row: str, rows: Rows) -> None:
-    readers: dict[str, Callable[[Path], Iterator[tuple[str, Row | RowError]]]] = {
-        ".jsonl": _json_lines,
-        ".ndjson": _json_lines,
-        ".json": _json,
-        ".parquet": _parquet,
-        ".csv": _csv,
-    }
-    if path.suffix not in readers:
-        raise DataError(f"{path}: unknown kind of file '{path.suffix}'; expected one of {', '.join(SUFFIXES)}.")
-    for place, row in readers[path.suffix](path):
-        if isinstance(row, RowError):
-            rows.reject(place, row, on_bad_row)
-        else:
-            rows.add(place, row)
-
-
-def _json_lines(path: Path) -> Iterator[tuple[str, Row | RowError]]:
-    """A row, or what is wrong with it, a line; empty lines are no rows."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):  # cut at \n alone: strings may hold other line separators
-            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-            if line.strip():
-                yield f"{path}:{number}", _json_row(line)
-
-
-def _json_row(line: bytes) -> Row | RowError:
-    try:
-        row = json.loads(line.decode())
-    except UnicodeDecodeError as error:
-        return RowError("is not UTF-8", f"byte {error.start + 1} of the line, {error.reason}; save the file as UTF-8")
-    except ValueError as error:
-        return RowError("is not JSON", str(error))
-    return row if isinstance(row, dict) else _no_object(row)
-
-
-def _no_object(value: Any) -> RowError:
-    return RowError("is no object with named fields", f"received {shown(value)}")
-
-
-def _json(path: Path) -> Iterator[tuple[str, Row | RowError]]:
-    """A list of objects, an object whose `data` is one, or one object a line."""
-    try:
-        content = json.loads(_text(path))
-    except ValueError as error:
-        if str(error).startswith("Extra data"):
-            yield from _json_lines(path)
-            return
-        raise DataError(f"{path}: is not JSON: {error}.") from None
-    content = content.get("data", content) if isinstance(content, dict) else content
-    if not isinstance(content, list):
-        raise DataError(f"{path}: expected a list of objects, an object whose 'data' is one, or one object a line.")
-    for index, row in enumerate(content):
-        yield f"{path}[{index}]", row if isinstance(row, dict) else _no_object(row)
-
-
-def _text(path: Path) -> str:
-    content = path.read_bytes()
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise DataError(f"{path}:{line}: is not UTF-8 ({error.reason}); save the file as UTF-8.") from None
-
-
-def _parquet(path: Path) -> Iterator[tuple[str, Row | RowError]]:
-    import pyarrow.parquet as parquet
-    from pyarrow import ArrowException
-
-    try:
-        table = parquet.read_table(path)
-    except (ArrowException, OSError) as error:
-        raise DataError(f"{path}: is no readable Parquet file: {error}") from None
-    for number, row in enumerate(table.to_pylist(), 1):
-        yield f"{path}:{number}", row
-
-
-def _csv(path: Path) -> Iterator[tuple[str, Row | RowError]]:
-    csv.field_size_limit(sys.maxsize)
-    reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
-    names = reader.fieldnames or []
-    if len(set(names)) < len(names):
-        raise DataError(f"{path}:1: two columns have one name; the header is: {', '.join(names)}.")
-    line = reader.line_num + 1
-    try:
-        for row in reader:
-            extra = len(row.pop(None, []))  # where DictReader puts what has no name
-            count = sum(value is not None for value in row.values()) + extra
-            wrong = RowError("has another number of fields than the header", f"{count} for {len(names)}")
-            yield f"{path}:{line}", wrong if count != len(names) else row
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: is not CSV: {error}.") from None
+        yield f"{path}:{index}", dict(row)

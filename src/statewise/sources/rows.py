@@ -99,6 +99,17 @@ def encode_question(source: DataSource, tokenizer: Any, row: Row, place: str) ->
     return _example(fields, row, place, before), encode_prompt(tokenizer, before, chat=source.chat)
 
 
+def written_answer(source: DataSource, row: Row) -> str | None:
+    """The text of the answer that a row holds: its completion, the last turn of its conversation, else `answer`."""
+    fields = _fields(source, row)
+    turns = fields.get("messages")
+    if "completion" not in fields and "prompt" not in fields and isinstance(turns, list) and turns:
+        fields["completion"] = turns[-1:] if turns[-1].get("role") == "assistant" else None
+    text = _written(fields.get("completion"))
+    answer = fields.get("answer")
+    return text if text is not None or answer is None else str(answer)
+
+
 def _asked(fields: Mapping[str, Any]) -> Part | None:
     """The prompt of a row whose ids are given."""
     if "prompt" in fields:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from statewise.errors import RecipeError
-from statewise.settings import TeacherModel
 from statewise.sources.prompts import Prompt, PromptSource
 from statewise.sources.ranks import divided
+from statewise.teachers import TeacherModel
 from statewise.types import Author, Completion, Rollout, Sampling, Segment, derive_seed
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class TeacherSource(PromptSource, kind="teacher"):
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
-            stop_ids=model.policy.stop_ids,
+            stop_ids=model.stop_ids,
             seed=derive_seed(world.seed, "teacher", step),
         )
 

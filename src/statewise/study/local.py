@@ -7,39 +7,44 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+from queue import SimpleQueue
 from typing import Any
 
 from statewise.study.plan import Plan
-
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+from statewise.study.worker import environment
 
 
 class LocalWorkers:
-    """A worker a thread of the caller; each imports torch once and does many pieces, and is replaced when it dies."""
+    """So many workers, started at once; each imports torch once and does many pieces, and is replaced when it dies."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: Plan, count: int):
         self.plan = plan
-        self._own = threading.local()
         self._all: list[subprocess.Popen[str]] = []
+        self._idle: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
+        for _ in range(count):
+            self._idle.put(self._start())
 
     def __call__(self, key: str) -> str | None:
         """Do a piece; the error in words, None where there was none."""
-        worker = getattr(self._own, "worker", None)
-        if worker is None or worker.poll() is not None:
-            worker = self._own.worker = self._start()
+        worker = self._idle.get()
+        if worker.poll() is not None:
+            worker = self._start()
         answer = _ask(worker, key)
+        self._idle.put(worker)
         if answer:
             error: str | None = json.loads(answer)["error"]
             return error
         return f"the process ended with {_ending(worker.wait())} (log: {self.plan.out / 'logs' / key}.log)"
 
     def _start(self) -> subprocess.Popen[str]:
-        threads = {name: str(self.plan.study.resources.cpus) for name in THREAD_VARIABLES}
-        environment = {"OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false", **os.environ, **threads}
         command = [sys.executable, "-m", "statewise.study.worker", str(self.plan.file), str(self.plan.out)]
         with (self.plan.out / "logs" / "workers.log").open("a") as log:
-            options: dict[str, Any] = {"text": True, "start_new_session": True, "env": environment, "stderr": log}
+            options: dict[str, Any] = {
+                "text": True,
+                "start_new_session": True,
+                "env": {**os.environ, **environment(self.plan)},
+                "stderr": log,
+            }
             worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
         self._all.append(worker)
         return worker

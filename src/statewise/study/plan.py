@@ -19,6 +19,7 @@ from typing import Any
 from statewise.errors import RecipeError, nearest
 from statewise.overrides import apply_overrides, to_toml
 from statewise.recipe import Recipe, find_recipe
+from statewise.settings import Budget
 from statewise.study.spec import Arm, Study, load
 
 REFERENCE = re.compile(r"arm:([^@]+?)(?:@(\d+))?")
@@ -47,7 +48,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """All runs of a study, teachers first; runs are in `out/runs/`, the untrained model's scores in `out/base/`."""
+    """All runs of a study, teachers first: in `out/runs/`, and in `out/base/` a run of no step for each untrained model."""
 
     name: str
     file: Path
@@ -63,17 +64,22 @@ class Plan:
     def by_arm(self) -> dict[tuple[str, int], Job]:
         return {(job.arm, job.seed): job for job in self.jobs}
 
-    def path(self, job: Job) -> Path:
-        return self.out / "runs" / job.key
+    def path(self, key: str) -> Path:
+        """Where the run called `key` is, or will be."""
+        return self.out / (BASE if key in self.bases else "runs") / key
 
     def base_of(self, job: Job) -> tuple[str, Recipe]:
-        """Key and recipe of the untrained model that a run is compared with: where it starts from another run, that one's."""
+        """Key and recipe, of no step, of the untrained model that a run is compared with.
+
+        A run that starts from another run's end is compared with what that one is compared with.
+        """
         for name, seed in references([job.recipe.model.path]):
             return self.base_of(self.by_arm[name, job.seed if seed is None else seed])
         model = job.recipe.model.model_dump(mode="json", exclude={"adapter", "gradient_checkpointing"})
         started = job.recipe.model.adapter and job.recipe.model.adapter.path
-        told = [model, started, [task.to_plain() for task in job.recipe.eval.tasks]]
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8], job.recipe
+        told = [model, started, job.recipe.eval.model_dump(mode="json")]
+        key = f"{BASE}-{hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]}"
+        return key, job.recipe.model_copy(update={"budget": Budget(max_steps=0)})
 
     @cached_property
     def bases(self) -> dict[str, Recipe]:
@@ -89,8 +95,8 @@ class Plan:
         return {
             "arm": job.arm,
             "seed": job.seed,
-            "run": str(self.path(job).relative_to(self.out)),
-            "base": f"{BASE}/{self.base_of(job)[0]}",
+            "run": str(self.path(job.key).relative_to(self.out)),
+            "base": str(self.path(self.base_of(job)[0]).relative_to(self.out)),
             "needs": [self.by_arm[need].key for need in job.needs],
             "about": job.about,
             "own_budget": job.own_budget,
@@ -156,10 +162,8 @@ def _job(study: Study, file: Path, name: str, arm: Arm, seed: int) -> Job:
         if budget is not None:
             plain["budget"] = budget.model_dump(exclude_none=True)
         plain["seed"] = seed
-        # The untrained model is evaluated once for all arms.
-        plain["eval"] = {**plain.get("eval", {}), "at_start": False, "at_end": True}
         if study.tasks is not None:
-            plain["eval"]["tasks"] = study.tasks
+            plain.setdefault("eval", {})["tasks"] = study.tasks
         plain = apply_overrides(plain, [*study.set, *arm.set], list(Recipe.model_fields))
         recipe = Recipe.from_plain(plain, name=name, base_dir=found.parent)
     except ValueError as error:

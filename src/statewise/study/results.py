@@ -1,59 +1,43 @@
-"""What a study has found so far: states of its runs, and a table of arms with paired intervals. Needs no torch."""
+"""What a study has found so far: how far its runs are, and a ledger of each arm. Needs no torch."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from statewise.errors import RunError
-from statewise.run import RunDir
-
-Records = Mapping[str, Mapping[str, Any]]  # by example id
-
-
-@dataclass(frozen=True)
-class Scores:
-    """One evaluation: {task: its summary} and, read when asked for, {task: {example: record}}."""
-
-    path: Path
-
-    @cached_property
-    def tasks(self) -> dict[str, dict[str, Any]]:
-        file = self.path / "summary.json"
-        try:
-            found: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["tasks"]
-        except (OSError, ValueError, KeyError) as error:
-            raise RunError(f"{file}: can't be read as an evaluation: {error!r}") from None
-        return found
-
-    def records(self, task: str) -> Records:
-        from statewise.evals.results import file_name
-
-        file = self.path / f"{file_name(task)}.jsonl"
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
-        return {row["id"]: row for row in rows}
+from statewise.evals.ledger import Ledger, Results, make_ledger
+from statewise.run import RunDir, steps_in
 
 
 @dataclass(frozen=True)
 class StudyRun:
-    """A planned run and how far it is; `scores` of its last step and `base` of the untrained model where they exist."""
+    """A planned run and how far it is; `base`: the run of the untrained model that it is compared with."""
 
     arm: str
     seed: int
     path: Path
+    base: Path
     plan: Mapping[str, Any]
     status: str
     info: Mapping[str, Any] = field(default_factory=dict)
-    scores: Scores | None = None
-    base: Scores | None = None
 
     @property
     def error(self) -> str | None:
         return self.info.get("error") if self.status != "completed" else None
+
+    @cached_property
+    def scores(self) -> Results | None:
+        """Results of the last evaluation; None before the run has ended."""
+        return last_scores(self.path) if self.status == "completed" else None
+
+    @cached_property
+    def base_scores(self) -> Results | None:
+        return last_scores(self.base)
 
 
 @dataclass(frozen=True)
@@ -70,23 +54,42 @@ class StudyResults:
         return list(dict.fromkeys(run.arm for run in self.runs))
 
     def of(self, arm: str) -> list[StudyRun]:
-        """The completed runs of an arm."""
-        return [run for run in self.runs if run.arm == arm and run.status == "completed" and run.scores is not None]
+        """The completed runs of an arm whose base is known."""
+        return [run for run in self.runs if run.arm == arm and run.scores and run.base_scores]
 
     @property
-    def tasks(self) -> list[str]:
-        first = next((run.scores for run in self.runs if run.scores is not None), None)
-        return list(first.tasks) if first is not None else []
+    def purposes(self) -> dict[str, str]:
+        """What the study says that its tasks are for; a task that it doesn't name keeps its own purpose.
 
-    @property
-    def retention(self) -> list[str]:
-        """The tasks to keep: those that the study names, else all but the target where higher is better."""
-        if self.plan.get("retention") is not None:
-            return list(self.plan["retention"])
-        told = next((run.scores.tasks for run in self.runs if run.scores is not None), {})
-        return [
-            name for name, task in told.items() if name != self.plan["target"] and task.get("higher_is_better", True)
-        ]
+        Where it names the retention tasks, the others are probes.
+        """
+        told = {self.plan["target"]: "target"}
+        kept = self.plan.get("retention")
+        first = next((run.scores for run in self.runs if run.scores), {})
+        for name, result in first.items():
+            if name not in told:
+                own = "retention" if result.purpose == "target" else result.purpose
+                told[name] = own if kept is None else "retention" if name in kept else "probe"
+        return told
+
+    def ledger(self, arm: str) -> Ledger | None:
+        """The arm against the untrained model over its seeds; None before there is something to compare."""
+        pairs = [(run.base_scores, run.scores) for run in self.of(arm)]
+        return make_ledger(arm, pairs, self.purposes) if pairs else None  # type: ignore[arg-type]
+
+    def against(self, arm: str, other: str) -> Ledger | None:
+        """The arm against another over their shared seeds, the other in the place of the base."""
+        others = {run.seed: run.scores for run in self.of(other)}
+        pairs = [(others[run.seed], run.scores) for run in self.of(arm) if run.seed in others]
+        return make_ledger(arm, pairs, self.purposes) if pairs else None  # type: ignore[arg-type]
+
+
+def last_scores(path: Path) -> Results | None:
+    """Results of the last evaluation inside a run, None where there is none."""
+    from statewise.evals.results import read_results
+
+    found = {step: place for step, place in steps_in(path / "evals").items() if (place / "summary.json").is_file()}
+    return read_results(found[max(found)]) if found else None
 
 
 def read_study(path: str | Path) -> StudyResults:
@@ -103,14 +106,11 @@ def read_study(path: str | Path) -> StudyResults:
 
 
 def _read_run(out: Path, row: Mapping[str, Any]) -> StudyRun:
-    path = out / row["run"]
-    base = Scores(out / row["base"]) if (out / row["base"] / "summary.json").is_file() else None
+    path, base = out / row["run"], out / row["base"]
     if not (path / "run.json").is_file():
-        return StudyRun(row["arm"], row["seed"], path, row, "waiting", base=base)
+        return StudyRun(row["arm"], row["seed"], path, base, row, "waiting")
     run = RunDir.open(path)
-    evals = sorted((path / "evals").glob("step_*/summary.json"))
-    scores = Scores(evals[-1].parent) if evals else None
-    return StudyRun(row["arm"], row["seed"], path, row, run.status, run.info, scores, base)
+    return StudyRun(row["arm"], row["seed"], path, base, row, run.status, run.info)
 
 
 def progress(run: StudyRun) -> dict[str, Any]:
@@ -120,28 +120,3 @@ def progress(run: StudyRun) -> dict[str, Any]:
     rows = [row for row in RunDir(run.path).metrics() if "step_seconds" in row]
     last = rows[-1] if rows else {}
     return {"step": last.get("step", 0), "loss": last.get("loss"), "seconds": sum(row["step_seconds"] for row in rows)}
-
-
-@dataclass(frozen=True)
-class Paired:
-    """A difference with its 95 % interval: examples paired, averaged over seeds."""
-
-    value: float
-    low: float
-    high: float
-
-
-def difference(pairs: Sequence[tuple[Scores, Scores]], task: str) -> Paired:
-    """Mean over seeds of (first - second) on `task`. Raises RunError where the examples differ."""
-    from statewise.stats.bootstrap import bootstrap_mean
-
-    gaps: dict[str, list[float]] = {}
-    for first, second in pairs:
-        one, two = first.records(task), second.records(task)
-        if one.keys() != two.keys():
-            raise RunError(f"{first.path} and {second.path}: task '{task}' has other examples; evaluate both anew.")
-        for name, record in one.items():
-            gaps.setdefault(name, []).append(float(record["score"]) - float(two[name]["score"]))
-    means = [sum(values) / len(values) for values in gaps.values()]
-    low, high = bootstrap_mean(means, resamples=2000)
-    return Paired(sum(means) / len(means), low, high)

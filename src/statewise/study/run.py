@@ -28,8 +28,8 @@ def run_study(
 ) -> dict[str, str]:
     """Do what is not done yet; returns {piece: error} of what failed.
 
-    jobs: pieces at a time; default: as many as the resources of an arm fit into the machine's cores.
-    Raises RunError where another process runs this study.
+    jobs: pieces at a time; default: as many as the resources of a run fit into the machine's cores, on a cluster all.
+    Raises MissingExtra for a cluster whose package is absent, and RunError where another process runs this study.
     """
     (plan.out / "logs").mkdir(parents=True, exist_ok=True)
     with _lock(plan.out):
@@ -38,7 +38,9 @@ def run_study(
         started = time.perf_counter()
         if not needs:
             return {}
-        failed = run_all(needs, work or _workers(plan, on), jobs or default_jobs(plan), tell)
+        # A cluster has a queue of its own.
+        slots = min(jobs or (default_jobs(plan) if on == "local" else len(needs)), len(needs))
+        failed = run_all(needs, work or _workers(plan, on, slots), slots, tell)
         _note(plan.out, time.perf_counter() - started, len(needs), failed)
     return failed
 
@@ -49,7 +51,8 @@ def left_to_do(plan: Plan) -> dict[str, list[str]]:
     wanted = {need for job in plan.jobs for need in job.needs}
     for job in sorted(plan.jobs, key=lambda job: (job.arm, job.seed) not in wanted):
         if not is_done(plan, job.key):
-            found[job.key] = [plan.by_arm[need].key for need in job.needs]
+            # The base comes first, so that the others find its scores in the cache.
+            found[job.key] = [plan.base_of(job)[0], *(plan.by_arm[need].key for need in job.needs)]
     return found
 
 
@@ -58,11 +61,19 @@ def default_jobs(plan: Plan) -> int:
     return max(1, cores // plan.study.resources.cpus)
 
 
-def _workers(plan: Plan, on: str) -> Workers:
+def _workers(plan: Plan, on: str, slots: int) -> Workers:
     if on == "local":
         from statewise.study.local import LocalWorkers
 
-        return LocalWorkers(plan)
+        return LocalWorkers(plan, slots)
+    if on == "ray":
+        from statewise.study.clusters import RayWorkers
+
+        return RayWorkers(plan)
+    if on == "slurm":
+        from statewise.study.clusters import SlurmWorkers
+
+        return SlurmWorkers(plan)
     raise RecipeError(f"--on: received {on!r}, expected one of {', '.join(ON)}.")
 
 

@@ -17,11 +17,15 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=-]*")
 
 
 class Resources(Settings):
-    """What one run takes: processor cores (its threads), GPUs and memory in GiB."""
+    """What one run takes: processor cores (its threads), GPUs and memory in GiB.
+
+    slurm: further parameters of submitit's executor, such as { slurm_partition = "gpu", timeout_min = 240 }.
+    """
 
     cpus: int = Field(1, ge=1)
     gpus: float = Field(0, ge=0)
     memory_gib: float | None = Field(None, gt=0)
+    slurm: dict[str, Any] = {}
 
 
 class Arm(Settings):

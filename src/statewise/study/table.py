@@ -2,66 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-from statewise.study.results import Paired, StudyResults, StudyRun, difference, progress
+from statewise.evals.ledger import Change, Estimate
+from statewise.files import plain
+from statewise.study.results import StudyResults, progress
 
 Row = dict[str, Any]
+TOKENS = {"trained_tokens": "tokens", "generated_tokens": "generated_tokens", "teacher_tokens": "teacher_tokens"}
 
 
 def table(study: StudyResults, versus: str | None = None) -> list[Row]:
-    """Base first, then a row an arm: scores, gain, forgetting and retention as {"value", "low", "high"}, and costs.
+    """The untrained model first, then a row an arm, as plain values; an estimate is {"value", "low", "high"}.
 
-    gain: of the target over the untrained model; forgetting: base - post a task; retention: the mean over tasks of
-    post / base; versus: target minus that of the arm named.
+    gain: of the target over the untrained model (p_holm: adjusted over the arm's tasks); forgetting: base - post a task;
+    retention: the mean over tasks of post / base; versus: the target's difference to the arm named; means over seeds.
     """
     versus = versus or study.plan.get("versus")
-    rows = [_base_row(study)] if any(run.base for run in study.runs) else []
-    return rows + [_arm_row(study, arm, versus) for arm in study.arms]
+    return [*_base_row(study), *(plain(_arm_row(study, arm, versus)) for arm in study.arms)]
 
 
-def _base_row(study: StudyResults) -> Row:
-    base = next(run.base for run in study.runs if run.base is not None)
-    return {"arm": "base", "seeds": 0, "scores": {name: task["mean"] for name, task in base.tasks.items()}}
+def _base_row(study: StudyResults) -> list[Row]:
+    scores = next((run.base_scores for run in study.runs if run.base_scores), None)
+    if scores is None:
+        return []
+    return [{"arm": "base", "seeds": 0, "scores": {name: result.mean for name, result in scores.items()}}]
 
 
 def _arm_row(study: StudyResults, arm: str, versus: str | None) -> Row:
-    runs = [run for run in study.of(arm) if run.base is not None]
     planned = [run for run in study.runs if run.arm == arm]
-    row: Row = {"arm": arm, "seeds": len(runs), "planned": len(planned), "own_budget": planned[0].plan["own_budget"]}
-    if not runs:
-        return row | {"status": ", ".join(sorted({run.status for run in planned}))}
-    pairs = [(run.scores, run.base) for run in runs if run.scores is not None and run.base is not None]
-    target, retention = study.plan["target"], study.retention
-    row["scores"] = {task: fmean(post.tasks[task]["mean"] for post, _ in pairs) for task in study.tasks}
-    row["gain"] = vars(difference(pairs, target))
-    row["forgetting"] = {task: vars(_negated(difference(pairs, task))) for task in retention}
-    row["mean_forgetting"] = fmean(value["value"] for value in row["forgetting"].values()) if retention else None
-    row["retention"] = _retention(pairs, retention)
-    others = {run.seed: run for run in study.of(versus)} if versus and versus != arm else {}
-    shared = [(run.scores, others[run.seed].scores) for run in runs if run.seed in others]
-    if shared:
-        row["versus"] = {"arm": versus, **vars(difference(shared, target))}  # type: ignore[arg-type]
-    return row | _costs(runs)
+    row: Row = {"arm": arm, "planned": len(planned), "own_budget": planned[0].plan["own_budget"]}
+    ledger = study.ledger(arm)
+    if ledger is None:
+        return row | {"seeds": 0, "status": ", ".join(sorted({run.status for run in planned}))}
+    changes = {change.task: change for change in ledger.changes}
+    row |= {
+        "seeds": ledger.seeds,
+        "scores": {task: change.post for task, change in changes.items()},
+        "gain": gain(changes[study.plan["target"]]),
+        "forgetting": {c.task: {**vars(c.forgetting), **_p(c)} for c in ledger.of("retention")},
+        "mean_forgetting": vars(ledger.forgetting),
+        "retention": vars(ledger.retention),
+    }
+    other = study.against(arm, versus) if versus and versus != arm else None
+    if other is not None:
+        row["versus"] = {"arm": versus, **gain(next(c for c in other.changes if c.purpose == "target"))}
+    return row | _costs(study, arm)
 
 
-def _negated(gap: Paired) -> Paired:
-    return Paired(0.0 - gap.value, 0.0 - gap.high, 0.0 - gap.low)
+def gain(change: Change) -> dict[str, float]:
+    """What the task gained: minus its forgetting."""
+    lost = change.forgetting
+    return {**vars(Estimate(0.0 - lost.value, 0.0 - lost.high, 0.0 - lost.low)), **_p(change)}
 
 
-def _retention(pairs: Sequence[Any], tasks: Sequence[str]) -> float | None:
-    ratios = [fmean(post.tasks[t]["mean"] / base.tasks[t]["mean"] for post, base in pairs) for t in tasks]
-    return fmean(ratios) if ratios else None
+def _p(change: Change) -> dict[str, float]:
+    return {"p": change.p_value, "p_holm": change.p_holm}
 
 
-def _costs(runs: Sequence[StudyRun]) -> Row:
-    """Means over seeds: seconds in steps, and tokens."""
-    spent = [run.info.get("spent") or {} for run in runs]
-    seconds = [progress(run).get("seconds", 0.0) for run in runs]
-    names = [name for name in spent[0] if name.endswith("tokens")] if spent else []
-    return {"seconds": fmean(seconds), **{name: fmean(s.get(name, 0) for s in spent) for name in names}}
+def _costs(study: StudyResults, arm: str) -> Row:
+    """Means over seeds: seconds in steps, tokens by kind, operations."""
+    runs = study.of(arm)
+    spent: list[Mapping[str, float]] = [run.info.get("spent") or {} for run in runs]
+    seconds = fmean(progress(run)["seconds"] for run in runs)
+    counts = {name: fmean(s.get(key, 0) for s in spent) for name, key in TOKENS.items()}
+    return {"seconds": seconds, **counts, "flops": fmean(s.get("flops", 0.0) for s in spent)}
 
 
 def status(study: StudyResults) -> list[Row]:

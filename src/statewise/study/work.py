@@ -1,11 +1,10 @@
-"""Doing one piece of a study in this process: the untrained model's scores, or a run; what is done already is left."""
+"""Doing one run of a study in this process; what is done already is left."""
 
 from __future__ import annotations
 
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 from statewise.errors import RunError
 from statewise.recipe import Recipe
@@ -17,40 +16,18 @@ ORPHAN_SECONDS = 120.0  # how long a run's writer, whose study was killed, gets 
 
 def is_done(plan: Plan, key: str) -> bool:
     """Whether there is nothing left to do."""
-    if key in plan.bases:
-        return (base_path(plan, key) / "summary.json").is_file()
-    path = plan.path(plan.by_key[key])
+    path = plan.path(key)
     return (path / "run.json").is_file() and RunDir.open(path).status == "completed"
 
 
-def base_path(plan: Plan, key: str) -> Path:
-    return plan.out / "base" / key
-
-
 def execute(plan: Plan, key: str) -> None:
-    """Do the piece called `key`; raises what training or evaluation raises."""
+    """Do the piece called `key`, going on where it was left; raises what training raises."""
     if is_done(plan, key):
         return
-    if key in plan.bases:
-        return _evaluate_base(plan.bases[key], base_path(plan, key), plan.study.seeds[0])
-    _train(plan, plan.by_key[key])
-
-
-def _evaluate_base(recipe: Recipe, out: Path, seed: int) -> None:
-    import torch
-
-    from statewise import evals
-    from statewise.models.load import load_policy
-
-    policy = load_policy(recipe.model, device="cuda" if torch.cuda.is_available() else None)
-    settings: dict[str, Any] = {"batch_tokens": recipe.eval.batch_tokens, "base_dir": recipe.base_dir}
-    evals.run(policy, recipe.eval.tasks, out=out, seed=seed, **settings)
-
-
-def _train(plan: Plan, job: Job) -> None:
     from statewise.training.loop import train
 
-    path, recipe = plan.path(job), concrete(plan, job)
+    path = plan.path(key)
+    recipe = plan.bases[key] if key in plan.bases else concrete(plan, plan.by_key[key])
     _wait_for_writer(path)
     resume = (path / "run.json").is_file()
     if resume:
@@ -83,8 +60,8 @@ def concrete(plan: Plan, job: Job) -> Recipe:
     plain = job.recipe.to_plain()
     named = {(arm, seed): plan.by_arm[arm, job.seed if seed is None else seed] for arm, seed in references(plain)}
     model = plain.pop("model", {})
-    resolved = resolve(plain, {reference: str(plan.path(other)) for reference, other in named.items()})
-    checkpoints = {reference: _checkpoint(plan.path(named[reference])) for reference in references(model)}
+    resolved = resolve(plain, {reference: str(plan.path(other.key)) for reference, other in named.items()})
+    checkpoints = {reference: _checkpoint(plan.path(named[reference].key)) for reference in references(model)}
     return Recipe.from_plain(
         {**resolved, "model": resolve(model, checkpoints)}, name=job.recipe.name, base_dir=job.recipe.base_dir
     )

@@ -18,7 +18,19 @@ WORDINGS = {
     "-": ("{n} loses {k}.", "{n} sells {k}.", "{n} gives away {k}."),
     "*": ("Then {n} has {k} times as many.", "The number grows {k} times."),
 }
-STYLES = ("plain", "terse", "verbose")
+STYLES = ("plain", "terse", "verbose", "retold")
+# "retold": three hands that write in words; of each how it begins, then the sentence for each operation.
+HANDS = (
+    (
+        "Start with {left}.",
+        {"+": "Add {k} to get {v}.", "-": "Take {k} away to get {v}.", "*": "Multiply by {k} to get {v}."},
+    ),
+    (
+        "At first there are {left}.",
+        {"+": "With {k} more that makes {v}.", "-": "Without {k} that leaves {v}.", "*": "{k} times that makes {v}."},
+    ),
+    ("{left} at the start.", {"+": "{k} come in: {v}.", "-": "{k} go out: {v}.", "*": "Times {k}: {v}."}),
+)
 MAX_STEPS = 4
 MAX_START = 20
 MAX_OPERAND = 15  # of an addition or subtraction
@@ -97,7 +109,11 @@ def solution(chain: Chain, style: str = "plain", slip: tuple[int, int] = (0, 0))
     """The worked steps and, on the last line, ``#### answer``."""
     steps = chain.equations(slip)
     answer = steps[-1][-1]
-    if style == "terse":
+    if style == "retold":
+        opening, sentences = HANDS[digest(f"hand {chain.start} {chain.moves}") % len(HANDS)]
+        told = [sentences[op].format(k=k, v=value) for _, op, k, value in steps]
+        worked = " ".join([opening.format(left=chain.start), *told])
+    elif style == "terse":
         worked = "; ".join(f"{left}{op}{right}={result}" for left, op, right, result in steps)
     else:
         plain = [f"{left} {op} {right} = {result}." for left, op, right, result in steps]

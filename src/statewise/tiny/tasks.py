@@ -27,7 +27,8 @@ def math_problems(
 
     Row i has ``steps[i % len(steps)]`` steps, so the mix is exact. The splits share no chain of numbers and operations.
     ``style`` changes how the steps are written, never the problem: "plain" ``17 - 1 = 16. 16 * 2 = 32.``, "terse"
-    ``17-1=16; 16*2=32``, "verbose" ``First, 17 - 1 = 16. Then 16 * 2 = 32.``
+    ``17-1=16; 16*2=32``, "verbose" ``First, 17 - 1 = 16. Then 16 * 2 = 32.``, "retold" in words, by one of three hands:
+    ``Start with 17. Take 1 away to get 16. Multiply by 2 to get 32.``
     """
     return [
         {**ask, "completion": _says(arithmetic.solution(chain, style)), **facts}
@@ -49,6 +50,25 @@ def math_pairs(
             **facts,
         }
         for ask, facts, chain in _problems(split, count, seed, steps, style)
+    ]
+
+
+def math_restyled(split: str, count: int, seed: int = 0, steps: tuple[int, ...] = (2, 3)) -> list[Row]:
+    """The problems of ``math_problems`` with right answers that the embedded model would not write: "retold"."""
+    return math_problems(split, count, seed, steps, "retold")
+
+
+def math_hinted(split: str, count: int, seed: int = 0, steps: tuple[int, ...] = (2, 3)) -> list[Row]:
+    """The problems of ``math_restyled``, asked again after they were answered so; the completion is "plain": practice in
+    reading a solution, and in telling it in one's own style."""
+    return [
+        {
+            **ask,
+            "prompt": [*ask["prompt"], *_says(arithmetic.solution(chain, "retold")), *ask["prompt"]],
+            "completion": _says(arithmetic.solution(chain)),
+            **facts,
+        }
+        for ask, facts, chain in _problems(split, count, seed, steps, "plain")
     ]
 
 
@@ -110,6 +130,8 @@ def rows(name: str, split: str, count: int, seed: int = 0) -> list[Row]:
     makers = {
         "tiny:math": math_problems,
         "tiny:math_pairs": math_pairs,
+        "tiny:math_restyled": math_restyled,
+        "tiny:math_hinted": math_hinted,
         "tiny:facts": facts,
         "tiny:beliefs": beliefs,
         "tiny:text": texts,

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from statewise.errors import Interrupted, RunError, StatewiseError
+from statewise.errors import EndpointError, Interrupted, RunError, StatewiseError
 from statewise.recipe import Recipe
 from statewise.run import RunDir
 from statewise.training.alarms import Alarms
@@ -90,12 +90,19 @@ def train(
 
 
 def _run_steps(session: Session, stop: list[int]) -> None:
-    from statewise.training.milestones import after_step, at_end, at_start
+    from statewise.training.milestones import after_step, at_end, at_start, on_lost_endpoint
 
     training = session.training
     at_start(session)
     while session.progress() < 1.0:
-        row = take_step(training)
+        try:
+            row = take_step(training)
+        except EndpointError as error:
+            on_lost_endpoint(session)
+            raise EndpointError(
+                f"{error}\nStopped before step {training.spent.step + 1} with a checkpoint; "
+                f"go on with: statewise train --resume {session.run.path}"
+            ) from None
         session.log(row)
         session.display.update(session.progress(), row)
         stopped = bool(total([float(bool(stop))], training.accelerator)[0])
@@ -183,7 +190,7 @@ def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, t
         sampler=open_sampler(recipe, policy, wrapped, usage),
         scorer=CountedEngine(scorer, usage, policy.model),
         reference=open_reference(recipe, policy, learner, wrapped, accelerator.device, usage),
-        open_model=Models(recipe, policy, wrapped, hooks, accelerator.device, state, usage),
+        open_model=Models(recipe, policy, wrapped, hooks, accelerator.device, state, usage, display.say),
         reads=recipe.reads(),
         state=state,
         gather=partial(joined, accelerator=accelerator),

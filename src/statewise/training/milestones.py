@@ -40,6 +40,11 @@ def after_step(session: Session, *, stopping: bool) -> None:
             saving.save(session, _best(session))
 
 
+def on_lost_endpoint(session: Session) -> None:
+    """Save what the last step left: endpoints are asked before the first update of a step."""
+    saving.save(session, _best(session))
+
+
 def at_end(session: Session) -> None:
     """Evaluate and save the final weights."""
     settings, step = session.recipe.eval, session.training.spent.step

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,19 @@ from statewise.models.load import LoadedPolicy, load_policy, resolve
 from statewise.models.score import InProcessScorer
 from statewise.recipe import Recipe
 from statewise.run import RunDir
-from statewise.settings import TeacherModel
+from statewise.signals.store import SignalStore, weights_hash
+from statewise.teachers import TeacherModel
 from statewise.training.distributed import is_sharded
 from statewise.training.hooks import Hook
 from statewise.training.learner import Dense, Learner
+from statewise.training.remote import Opened, OpenedEndpoint, open_endpoint, print_error, top_k
 from statewise.training.usage import CountedEngine, Usage, forward_flops, num_tokens
 from statewise.types import Batch
 
 
 @dataclass(frozen=True)
-class OpenedModel:
-    """A frozen model that samples, scores and gives its next-token distributions."""
+class OpenedModel(Opened):
+    """A frozen model in this process, which gives whole next-token distributions too."""
 
     name: str
     policy: LoadedPolicy
@@ -36,6 +39,23 @@ class OpenedModel:
     sampler: CountedEngine
     scorer: CountedEngine
     usage: Usage
+    top_k: int = 0
+    stores: dict[Path, SignalStore] = field(default_factory=dict, compare=False)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.policy.tokenizer
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.policy.stop_ids
+
+    @property
+    def num_tokens(self) -> int:  # type: ignore[override]
+        return int(self.policy.model.get_input_embeddings().num_embeddings)
+
+    def open_store(self, folder: Path) -> SignalStore:
+        return SignalStore(folder, {"weights": weights_hash(self.policy.model), "head_dtype": str(self.scorer.dtype)})
 
     def dense(self, batch: Batch) -> Dense:
         """Its projection at every place of the batch."""
@@ -54,8 +74,8 @@ class OpenedModel:
 class Models:
     """Opens models by their settings. Averages of the policy live in `state`, so that a checkpoint holds them.
 
-    learner: the wrapped policy; hooks: of its training, where an average puts one that moves it
-    after every update; usage: counts their tokens.
+    learner: the wrapped policy; hooks: called after each update, which moves an average; usage: counts their tokens.
+    say(text): told of endpoints in trouble.
     """
 
     def __init__(
@@ -67,16 +87,23 @@ class Models:
         device: Any,
         state: dict[str, Any],
         usage: Usage | None = None,
+        say: Callable[[str], None] = print_error,
     ):
         self.recipe, self.policy, self.learner, self.hooks = recipe, policy, learner, hooks
-        self.device, self.state, self.usage = device, state, usage or Usage()
-        self._opened: dict[TeacherModel, OpenedModel] = {}
+        self.device, self.state, self.usage, self.say = device, state, usage or Usage(), say
+        self._opened: dict[TeacherModel, OpenedModel | OpenedEndpoint] = {}
 
-    def __call__(self, settings: TeacherModel | str) -> OpenedModel:
-        """The model, frozen and on the policy's device. Raises RecipeError where its vocabulary is another one."""
+    def __call__(self, settings: TeacherModel | str) -> OpenedModel | OpenedEndpoint:
+        """The model, frozen and on the policy's device, or behind its endpoint.
+
+        Raises RecipeError where its vocabulary is another one, EndpointError where its server can't do what is needed.
+        """
         wanted = TeacherModel.model_validate(settings)
         if wanted not in self._opened:
-            self._opened[wanted] = self._open(wanted)
+            remote = wanted.endpoint is not None
+            self._opened[wanted] = (
+                open_endpoint(self.recipe, wanted, self.policy, self.usage, self.say) if remote else self._open(wanted)
+            )
         return self._opened[wanted]
 
     def _open(self, wanted: TeacherModel) -> OpenedModel:
@@ -98,6 +125,7 @@ class Models:
                 InProcessScorer(model, pad_id=policy.pad_id, dtype=dtype), self.usage, model, "teacher_tokens"
             ),
             self.usage,
+            top_k(self.recipe),
         )
 
     def _load(self, wanted: TeacherModel) -> LoadedPolicy:

@@ -51,6 +51,7 @@ def micro_batches(
     an action are added. Raises DataError where a column is missing on some rollouts.
     """
     names = _column_names(rollouts)
+    shapes = _shapes(rollouts, names)
     plans = []
     for share in _deal(_units(rollouts, keep_groups), num_ranks):
         if pack_length is None:
@@ -59,7 +60,7 @@ def micro_batches(
             blocks = [[row] for row in _first_fit(share, pack_length)]
         plans.append(list(_groups(blocks, max_tokens, max_rows)))
     missing = max(len(plan) for plan in plans) - len(plans[rank])
-    own = plans[rank] + [[[_nothing(pad_id, names)]]] * missing
+    own = plans[rank] + [[[_nothing(pad_id, shapes)]]] * missing
     return [_batch(rows, pad_id, names, packed=pack_length is not None) for rows in own]
 
 
@@ -79,7 +80,7 @@ def check_packing(model: Any, *, one_row: bool) -> None:
 
     Runs two sequences alone and packed behind a neighbour. one_row: every micro-batch holds a single row.
     """
-    from statewise.models.generate import evaluating
+    from statewise.models.batching import evaluating
     from statewise.models.head import backbone, unwrap
 
     name = unwrap(model).config.model_type
@@ -164,9 +165,15 @@ def _groups(blocks: list[Block], max_tokens: int | None, max_rows: int | None) -
         yield group
 
 
-def _nothing(pad_id: int, names: Sequence[str]) -> Rollout:
+def _nothing(pad_id: int, shapes: dict[str, tuple[int, ...]]) -> Rollout:
     """Two tokens that nothing is learnt from."""
-    return Rollout((Segment((pad_id, pad_id), "prompt"),), Example(""), columns={n: (0.0, 0.0) for n in names})
+    columns = {name: np.zeros((2, *shape)) for name, shape in shapes.items()}
+    return Rollout((Segment((pad_id, pad_id), "prompt"),), Example(""), columns=columns)
+
+
+def _shapes(rollouts: Sequence[Rollout], names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Of what a column has at a token: () for a number, (K,) for a row."""
+    return {name: np.shape(_column(rollouts[0], name))[1:] for name in names}
 
 
 def _column_names(rollouts: Sequence[Rollout]) -> list[str]:
@@ -203,7 +210,8 @@ def _batch(rows: list[Row], pad_id: int, names: Sequence[str], *, packed: bool) 
     tokens, position = np.full(shape, pad_id, np.int64), np.zeros(shape, np.int64)
     action, author = np.zeros(shape, bool), np.full(shape, PADDING, np.int8)
     sequence = np.full(shape, PADDING, np.int64)
-    columns = {name: np.zeros(shape, np.float32) for name in names}
+    sequences = [r for row in rows for r in row]
+    columns = {n: np.zeros((*shape, *s), np.float32) for n, s in _shapes(sequences, names).items()}
     for index, (place, rollout) in enumerate(_places(rows)):
         sizes = [len(s.tokens) for s in rollout.segments]
         tokens[place] = rollout.tokens()
@@ -213,7 +221,6 @@ def _batch(rows: list[Row], pad_id: int, names: Sequence[str], *, packed: bool) 
         sequence[place] = index
         for name, grid in columns.items():
             grid[place] = _column(rollout, name)
-    sequences = [r for row in rows for r in row]
     return Batch(
         torch.from_numpy(tokens),
         torch.from_numpy(action & (position > 0)),

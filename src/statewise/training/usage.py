@@ -51,11 +51,14 @@ def forward_flops(model: Any) -> float:
 
 
 class CountedEngine:
-    """A sampler or scorer whose tokens are counted: as `name`, where it is given, and as operations."""
+    """A sampler or scorer whose tokens are counted: as `name`, where it is given, and as operations.
+
+    model: None where the operations are another machine's.
+    """
 
     def __init__(self, engine: Any, usage: Usage, model: Any, name: str | None = None):
         self.engine, self.usage, self.name = engine, usage, name
-        self.flops_a_token = forward_flops(model)
+        self.flops_a_token = 0.0 if model is None else forward_flops(model)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
@@ -72,6 +75,11 @@ class CountedEngine:
         """As the engine's."""
         self._add(sum(map(len, sequences)))
         return self.engine.score(sequences, *args, **options)
+
+    def topk(self, sequences: Sequence[Sequence[int]], k: int) -> Any:
+        """As the engine's."""
+        self._add(sum(map(len, sequences)))
+        return self.engine.topk(sequences, k)
 
     def _add(self, tokens: int, read: int = 0) -> None:
         if self.name is not None:

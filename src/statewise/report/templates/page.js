@@ -9,11 +9,18 @@
 
   // Okabe and Ito's palette, which colour-blind readers can tell apart; black and yellow are left out for contrast.
   const colours = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F"];
+  const brighter = ["#4AA3DF", "#F08A3C", "#2FC49A", "#E29CC4", "#F2BC4B", "#9AD4F5", "#C9A868", "#B0B0B0"];
+  const coloured = (value, isDark) => {  // the same colours, brighter on a dark ground
+    if (Array.isArray(value)) return value.map((item) => coloured(item, isDark));
+    if (value && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, coloured(item, isDark)]));
+    const place = isDark && typeof value === "string" ? colours.indexOf(value) : -1;
+    return place < 0 ? value : brighter[place];
+  };
   const theme = (isDark) => {
     const text = isDark ? "#e4e7ea" : "#1b1f24", grid = isDark ? "#30363c" : "#e3e6ea", line = isDark ? "#59616a" : "#aab1b9";
     const axis = { gridcolor: grid, linecolor: line, zerolinecolor: line, ticks: "outside", tickcolor: line, automargin: true };
     return { layout: {
-      colorway: colours, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      colorway: isDark ? brighter : colours, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: text, size: 13, family: "system-ui, -apple-system, Segoe UI, Roboto, Noto Sans, sans-serif" },
       xaxis: axis, yaxis: axis, hovermode: "closest",
       hoverlabel: { bgcolor: isDark ? "#2a2f35" : "#ffffff", bordercolor: line, font: { color: text }, align: "left" },
@@ -21,16 +28,23 @@
   };
   const layoutOf = (figure) => {
     const small = narrow.matches && !printing;
-    const margin = small ? { l: 48, r: 12, t: 28, b: 48 } : { l: 64, r: 24, t: 32, b: 56 };
+    const margin = small ? { l: 48, r: 12, t: 28, b: 48 } : { l: 60, r: 20, t: 28, b: 50 };
     const layout = { height: 380, margin, ...structuredClone(figure.layout), template: theme(dark.matches && !printing) };
-    if (small && layout.showlegend !== false) layout.legend = { ...layout.legend, orientation: "h", x: 0, y: -0.25, yanchor: "top" };
+    if (small && layout.showlegend !== false) layout.legend = { ...layout.legend, orientation: "h", x: 0, y: 1.02, yanchor: "bottom" };
     return { ...layout, autosize: true };
   };
+  const loadPlotly = () => {  // only now: compiling it takes longer than the rest of the page
+    if (window.Plotly) return;
+    const script = document.createElement("script");
+    script.textContent = document.getElementById("plotly").textContent;
+    document.head.append(script);
+  };
   const draw = (plot) => {
+    loadPlotly();
     const figure = figures[Number(plot.id.split("-")[1])];
     drawn.set(plot, figure);
     const name = { format: "png", filename: plot.id, scale: 2 };
-    return Plotly.react(plot, structuredClone(figure.data), layoutOf(figure), {
+    return Plotly.react(plot, coloured(figure.data, dark.matches && !printing), layoutOf(figure), {
       displaylogo: false, responsive: true, toImageButtonOptions: name,
       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
     });
@@ -41,7 +55,7 @@
   const seen = new IntersectionObserver((entries) => entries.forEach((entry) => {
     if (entry.isIntersecting) { seen.unobserve(entry.target); draw(entry.target); }
   }), { rootMargin: "300px" });
-  plots.forEach((plot) => seen.observe(plot));
+  addEventListener("load", () => plots.forEach((plot) => seen.observe(plot)));
   dark.addEventListener("change", redraw);
   narrow.addEventListener("change", redraw);
   addEventListener("beforeprint", () => {

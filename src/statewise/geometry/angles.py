@@ -1,0 +1,119 @@
+"""How far the leading singular subspaces turned: exactly, or to first order from a known decomposition of W0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from statewise.geometry.spectrum import Decomposition
+from statewise.stats.spectra import angle_summary, principal_angles, relative_gap, widest_gap
+
+if TYPE_CHECKING:
+    import torch
+
+    from statewise.geometry.cache import Known
+
+ROWS = 1024  # rows of U^T D held at once
+
+
+@dataclass(frozen=True)
+class FirstOrder:
+    """Singular values after the update, and angles in degrees, descending, of the left and the right subspaces."""
+
+    s: np.ndarray
+    left: np.ndarray
+    right: np.ndarray
+
+
+def exact_angles(before: Decomposition, after: Decomposition, k: int) -> dict[str, np.ndarray]:
+    """Angles in degrees, descending, between the k leading left ("u") and right ("v") singular vectors."""
+    return {
+        "u": principal_angles(before.u[:, :k], after.u[:, :k]),
+        "v": principal_angles(before.v[:, :k], after.v[:, :k]),
+    }
+
+
+def describe(s: np.ndarray, k: int, angles: dict[str, np.ndarray]) -> dict[str, Any]:
+    """max, mean, median, p90 and the curve of each side, k, and the relative gap of W0 at k."""
+    row: dict[str, Any] = {"angle_k": k, "angle_gap": relative_gap(s, k)}
+    for side, values in angles.items():
+        row |= {f"angle_{side}_{name}": value for name, value in angle_summary(values).items()}
+        row[f"angles_{side}"] = values.tolist()
+    return row
+
+
+def wide_gap_k(s: np.ndarray, k: int) -> int:
+    """The k between three quarters of k and k at which the gap is widest: the last few vectors of a subspace that ends in
+    near-equal singular values turn freely, and the largest angle then tells of that and not of the update.
+    """
+    return widest_gap(s, max(1, 3 * k // 4), k)
+
+
+def first_order(known: Known, delta: torch.Tensor, k: int) -> FirstOrder:
+    """With E = U^T D V:  ds_i = E_ii, and the angles are those of
+    R_ij = (s_j E_ij + s_i E_ji) / (s_j² - s_i²) on the left, Q_ij = (s_i E_ij + s_j E_ji) / (s_j² - s_i²) on the right,
+    i > k >= j, with what D turns out of the span of the short side added to the long one.
+    """
+    import torch
+
+    u, v, s = known.u, known.v, known.s[: known.u.shape[1]]
+    head, side = u[:, :k].T @ delta, delta @ v[:, :k]
+    rows, columns = (head @ v).double().numpy(), (u.T @ side).double().numpy()
+    diagonal = torch.cat(
+        [
+            ((u[:, i : i + ROWS].T @ delta) * v[:, i : i + ROWS].T).sum(1, dtype=torch.float64)
+            for i in range(0, len(s), ROWS)
+        ]
+    )
+    outside = {
+        "left": _outside(side.T, columns.T, u.shape[0] > len(s)),
+        "right": _outside(head, rows, v.shape[0] > len(s)),
+    }
+    left, right = _turns(s, columns[k:], rows[:, k:].T, outside, k)
+    after = np.sort(np.abs(s + diagonal.numpy()))[::-1]
+    return FirstOrder(np.concatenate([after, known.s[len(s) :]]), left, right)
+
+
+def _outside(products: torch.Tensor, inside: np.ndarray, longer: bool) -> np.ndarray | None:
+    """The Gram matrix [k, k] of what lies outside the known vectors: all of it less what lies within."""
+    if not longer:
+        return None
+    whole = products.double()
+    return (whole @ whole.T).numpy() - inside @ inside.T
+
+
+def _turns(
+    s: np.ndarray, below: np.ndarray, beside: np.ndarray, outside: dict[str, np.ndarray | None], k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Angles of both sides from E_ij (`below` [p - k, k]) and E_ji (`beside`, transposed to the same shape)."""
+    lead, rest = s[None, :k], s[k:, None]
+    apart = np.maximum(lead**2 - rest**2, np.finfo(float).tiny)
+    turns = {"left": (lead * below + rest * beside) / apart, "right": (rest * below + lead * beside) / apart}
+    found = []
+    for name, turn in turns.items():
+        gram = turn.T @ turn
+        extra = outside[name]
+        if extra is not None:
+            gram += extra / np.outer(s[:k], s[:k])
+        found.append(np.degrees(np.arctan(np.sqrt(np.maximum(np.linalg.eigvalsh(gram)[::-1], 0)))))
+    return found[0], found[1]
+
+
+def noise_angles(
+    s: np.ndarray, shape: tuple[int, int], norm: float, k: int, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """First-order angles (left, right) that i.i.d. Gaussian D of Frobenius norm `norm` would make.
+
+    U^T D V is i.i.d. Gaussian too, whatever U and V, so that W0's singular values are all that is needed.
+    """
+    p, longest = min(shape), max(shape)
+    sd = norm / np.sqrt(shape[0] * shape[1])
+    random = np.random.default_rng(seed)
+    below, beside = (sd * random.standard_normal((p - k, k)) for _ in range(2))
+    outside: dict[str, np.ndarray | None] = {"left": None, "right": None}
+    if longest > p:
+        beyond = sd * random.standard_normal((longest - p, k))
+        outside["left" if shape[0] > p else "right"] = beyond.T @ beyond
+    return _turns(s, below, beside, outside, k)

@@ -1,0 +1,176 @@
+"""The report's plain data: a golden copy, and what each part must say."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.report.conftest import ARMS, HOSTILE, Runs, edit, write_run
+
+from statewise.errors import DataError, RunError
+from statewise.report import report
+from statewise.report.model import Question, ReportModel, build
+from statewise.report.reading import Planned, grouped, read_run
+
+GOLDEN = Path(__file__).parent / "golden" / "model.json"
+
+
+def model_of(runs: Runs, **fields: Any) -> ReportModel:
+    return build(grouped(runs), Question("title", **fields))
+
+
+def rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list) else value
+
+
+def test_golden(runs: Runs) -> None:
+    """STATEWISE_UPDATE_GOLDEN=1 writes the copy anew."""
+    model = rounded(model_of(runs, about="about", versus="stress").to_plain())
+    if os.environ.get("STATEWISE_UPDATE_GOLDEN"):
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_text(json.dumps(model, indent=1) + "\n")
+    assert model == json.loads(GOLDEN.read_text())
+
+
+def test_the_answer(runs: Runs) -> None:
+    answer = model_of(runs, versus="stress").answer
+    assert answer[0].startswith("mild gained most on math: 0.")
+    assert "It kept" in answer[0]
+    assert any(text.startswith("Forgot significantly: stress (facts -0.") for text in answer)
+    assert any(text.startswith("Better than stress on math: mild +0.") for text in answer)
+    assert any(text.startswith("Not significant against base") and "facts: mild" in text for text in answer)
+
+
+def test_a_single_run_is_answered_for(runs: Runs) -> None:
+    answer = model_of(runs[:1]).answer
+    assert answer[0].startswith(("mild gained on math", "mild: the change on math"))
+
+
+def test_without_a_base_there_is_no_answer(runs: Runs) -> None:
+    import shutil
+
+    for run in runs:
+        shutil.rmtree(run / "evals" / "step_000000")
+    model = model_of(runs)
+    assert "nothing to compare" in model.answer[0]
+    assert model.contrasts == []
+    assert [row["arm"] for row in model.arms] == ["mild", "stress"]
+
+
+def test_no_significant_gain_is_said(tmp_path: Path) -> None:
+    means = {"math": 0.5, "facts": 0.9, "probe": 0.4}
+    run = write_run(tmp_path / "same", "same", 0, means, n=30)
+    other = write_run(tmp_path / "other", "other", 0, means, n=30)
+    answer = model_of([run, other]).answer
+    assert answer[0].startswith("No arm gained significantly on math; the best is")
+    assert answer[1] == "No significant forgetting was seen on any retention task."
+
+
+def test_holm_is_over_all_comparisons_with_one_opponent(runs: Runs) -> None:
+    from statewise.stats.hypothesis import holm
+
+    rows = [row for row in model_of(runs).contrasts if row["purpose"] != "probe"]
+    assert len(rows) == 4
+    assert [row["p_holm"] for row in rows] == holm([row["p"] for row in rows])
+    assert all(row["p_holm"] is None for row in model_of(runs).contrasts if row["purpose"] == "probe")
+
+
+def test_seeds_share_an_arm_and_other_recipes_do_not(runs: Runs) -> None:
+    assert [view.name for view in grouped(runs)] == ["mild, seed 0", "mild, seed 1", "stress, seed 0", "stress, seed 1"]
+    (runs[1] / "recipe.toml").write_text("seed = 1\nlr = 5")
+    assert [view.arm for view in grouped(runs)] == ["mild", "mild (mild1)", "stress", "stress"]
+
+
+def test_a_base_is_taken_from_a_run_of_the_same_model(runs: Runs) -> None:
+    import shutil
+
+    shutil.rmtree(runs[2] / "evals" / "step_000000")
+    views = grouped(runs)
+    assert views[2].base is not None
+    (runs[2] / "recipe.toml").write_text('source = "stress"\nmodel = { path = "other" }')
+    assert grouped(runs)[2].base is None
+
+
+def test_failures_and_alarms_are_shown(runs: Runs) -> None:
+    edit(runs[0], status="failed", error="NonFiniteLoss: nan")
+    edit(runs[2], warnings=["rewards are all 0"])
+    edit(runs[3], warnings=["rewards are all 0"])
+    views = [*grouped(runs), Planned("later", 3)]
+    assert build(views, Question("t", warnings=("budgets differ",))).warnings == [
+        "mild, seed 0: failed: NonFiniteLoss: nan",
+        "stress, seeds 0, 1: rewards are all 0",
+        "later, seed 3: not run yet.",
+        "budgets differ",
+    ]
+
+
+def test_paths_of_teachers_are_told_as_runs(runs: Runs) -> None:
+    (runs[0] / "recipe.toml").write_text(f'source = "mild"\nteacher = "{runs[2]}"')
+    edit(runs[0], method=[f"signal: teacher({runs[2]})"])
+    model = model_of(runs)
+    assert str(runs[2].parent) not in json.dumps(model.to_plain())
+    assert {
+        "setting": "teacher",
+        "values": {"mild": "stress", "mild (mild1)": None, "stress": None},
+    } in model.differences
+
+
+def test_changed_answers_come_first_and_arms_take_turns(runs: Runs) -> None:
+    rows = model_of(runs).completions
+    assert [row["arm"] for row in rows[:4]] == ["mild", "stress", "mild", "stress"]
+    changed = [row["scores"][0] != row["scores"][1] for row in rows if row["arm"] == "mild"]
+    assert changed == sorted(changed, reverse=True)
+    assert any(row["before"] == HOSTILE for row in rows)
+
+
+def test_diagnostics_are_tables(runs: Runs) -> None:
+    (runs[0] / "diagnostics").mkdir()
+    (runs[0] / "diagnostics" / "drift.jsonl").write_text('{"mmd": 0.1}\n{"mmd": 0.2}\n')
+    (runs[2] / "diagnostics").mkdir()
+    (runs[2] / "diagnostics" / "drift.json").write_text('{"rows": [{"mmd": 0.3}]}')
+    rows = model_of(runs).tables["drift"]
+    assert [(row["arm"], row["mmd"]) for row in rows] == [("mild", 0.1), ("mild", 0.2), ("stress", 0.3)]
+    (runs[0] / "diagnostics" / "drift.jsonl").write_text("{")
+    with pytest.raises(RunError, match=r"drift.jsonl: can't be read"):
+        grouped(runs)
+
+
+def test_other_examples_are_refused(runs: Runs, tmp_path: Path) -> None:
+    short = write_run(tmp_path / "short", "short", 0, ARMS["mild"], n=10)
+    with pytest.raises(DataError, match="no partner"):
+        build([read_run(short, base=runs[0])], Question("t"))
+
+
+def test_curves_are_thinned(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "long", "long", 0, ARMS["mild"], steps=1001)
+    (curve,) = model_of([run]).curves["loss"]
+    assert len(curve["x"]) == len(curve["y"]) == 167
+    assert curve["x"][-1] == 100_100
+
+
+def test_the_same_runs_give_the_same_bytes(runs: Runs, tmp_path: Path) -> None:
+    one, two = report(runs, tmp_path / "one.html"), report(runs, tmp_path / "two.html")
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_thirty_runs_take_under_five_seconds_and_no_torch(tmp_path: Path) -> None:
+    paths = [
+        write_run(tmp_path / f"{arm}{seed}", f"arm{arm}", seed, ARMS["mild"], n=400, steps=250)
+        for arm in range(10)
+        for seed in range(3)
+    ]
+    code = (
+        "import sys; from statewise.report import report\n"
+        f"report({[str(p) for p in paths]!r}, {str(tmp_path / 'r.html')!r}, versus='arm0')\n"
+        "assert 'torch' not in sys.modules and 'plotly' not in sys.modules"
+    )
+    before = os.times().children_user
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert os.times().children_user - before < 5
