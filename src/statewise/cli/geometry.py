@@ -39,7 +39,8 @@ SHOWN = {
 
 def command(
     checkpoints: list[str] = typer.Argument(
-        metavar="W0 W1 [W2 ...]", help="Directories, PEFT adapters, runs (their newest checkpoint), hub ids, or tiny."
+        metavar="W0 W1 [W2 ...] | --trajectory RUN...",
+        help="Directories, PEFT adapters, runs (their newest checkpoint), hub ids, or tiny.",
     ),
     support: bool = typer.Option(False, "--support", help="Which entries differ in bf16."),
     update: bool = typer.Option(False, "--update", help="Norms, cosine, stable rank, top-k energy, Hill."),
@@ -64,6 +65,11 @@ def command(
     cache: Path = typer.Option(
         None, help="Keep decompositions of W0 here, and use first order where it is good enough."
     ),
+    trajectory: bool = typer.Option(
+        False, "--trajectory", help="Follow each run over its checkpoints, or the checkpoints given, in order."
+    ),
+    draws: int = typer.Option(4, min=0, help="Of each null of a trajectory."),
+    threshold: float = typer.Option(0.9, min=0.0, max=1.0, help="Sim_K to the end of a locked subspace."),
     out: Path = typer.Option(None, help="Results; default geometry/NAME-KEY. The same command goes on where it ended."),
     workers: int = typer.Option(None, min=1, help="Processes, one thread each; default: by cores and memory."),
     device: str = typer.Option("cpu", help="cpu, or cuda for the decompositions."),
@@ -78,11 +84,15 @@ def command(
     from statewise.geometry import Selection, Settings, prepare
     from statewise.geometry.matrices import parse_layers
 
+    selection = Selection(tuple(modules.split(",")), parse_layers(layers), tuple(exclude))
+    if trajectory:
+        from statewise.cli.trajectory import command as follow
+
+        return follow(checkpoints, selection, (top, hill_k, draws, threshold), out, workers, as_json, quiet)
     chosen = {"support": support, "update": update, "spectrum": spectrum, "angles": angles, "masks": masks}
     tiers = tuple(name for name, wanted in chosen.items() if wanted or everything) or ("support", "update")
     where = str(cache) if cache else None
     settings = Settings(tiers, tolerance, top, hill_k, angle_k, rank, alpha, values, where, device)
-    selection = Selection(tuple(modules.split(",")), parse_layers(layers), tuple(exclude))
     comparison = prepare(_with_start(checkpoints), selection, settings)
     target = out or Path("geometry") / f"{Path(comparison.labels[-1]).name}-{comparison.key}"
     rows = _run(comparison, target, workers, quiet)
@@ -93,7 +103,7 @@ def _run(comparison: Comparison, target: Path, workers: int | None, quiet: bool)
     from statewise.geometry import run
 
     count = _announce(comparison, target, workers, quiet)
-    with _Bar(quiet) as bar:
+    with Bar(quiet) as bar:
         try:
             return run(comparison, target, count, bar.update)
         except KeyboardInterrupt:
@@ -151,14 +161,14 @@ CHOICES = {
 }
 
 
-class _Bar:
+class Bar:
     """A bar on a terminal, a line every few seconds elsewhere, both on stderr."""
 
     def __init__(self, quiet: bool) -> None:
         self.quiet, self.last = quiet, 0.0
         self.bar: Any = None
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> Bar:
         if not self.quiet and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import Progress

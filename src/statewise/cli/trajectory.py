@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from statewise.geometry.trajectory import Choices, Trajectory
 
 Row = dict[str, Any]
+WORTH_A_PROCESS = 50_000_000  # weights, all points counted
 HEADINGS = {
     "step": "step",
     "delta_norm": "||D||",
@@ -51,37 +52,44 @@ def trajectories_of(names: Sequence[str], selection: Selection) -> list[Trajecto
     return [of_list(names, selection)]
 
 
-def run(
+def command(
     names: Sequence[str],
     selection: Selection,
-    choices: Choices,
-    *,
+    numbers: tuple[int, int, int, float],
     out: Path | None,
     workers: int | None,
-    progress: Any,
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Follow, write OUT/trajectory.{json,parquet,html} and print what was found."""
+    """Follow, write OUT/trajectory.{json,parquet,html} and print what was found. numbers: k, Hill's k, draws, threshold."""
+    from statewise.cli.geometry import Bar
     from statewise.geometry.follow import follow, key_of, summary
+    from statewise.geometry.trajectory import Choices
 
-    followed = trajectories_of(names, selection)
+    choices, followed = Choices(*numbers), trajectories_of(names, selection)
     target = out or Path("geometry") / f"trajectory-{key_of(followed, choices)}"
-    if not quiet:
-        for t in followed:
-            say(f"{t.label}: {len(t.matrices)} matrices at steps {', '.join(map(str, t.steps))} -> {target}")
-            for note in t.notes:
-                say(f"note: {note}")
-    try:
-        rows = follow(followed, choices, target, workers or 1, progress)
-    except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; the same command goes on with what {target} holds.") from None
+    for t in () if quiet else followed:
+        say(f"{t.label}: {len(t.matrices)} matrices at steps {', '.join(map(str, t.steps))} -> {target}")
+        for note in t.notes:
+            say(f"note: {note}")
+    with Bar(quiet) as bar:
+        try:
+            rows = follow(followed, choices, target, workers or default_workers(followed), bar.update)
+        except KeyboardInterrupt:
+            raise Interrupted(f"interrupted; the same command goes on with what {target} holds.") from None
     found = summary(followed, choices, rows)
     page = write_page(found, choices, target)
     if as_json:
         return print_json({**found, "out": target, "page": page})
     print_summary(found, choices)
-    print(f"\n{page}, trajectory.parquet, trajectory.json in {target}")
+    print(f"\n{page}, trajectory.parquet, trajectory.json")
+
+
+def default_workers(followed: Sequence[Trajectory]) -> int:
+    """Starting processes takes seconds: one for each core only where there is more to do than that."""
+    weights = sum(matrix.entries * len(t.points) for t in followed for matrix in t.matrices)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores if weights > WORTH_A_PROCESS else 1
 
 
 def write_page(found: dict[str, Any], choices: Choices, target: Path) -> Path:

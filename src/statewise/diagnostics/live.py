@@ -117,10 +117,12 @@ class Adapted:
             raise RecipeError(
                 "diagnostics: 'geometry' can't follow DoRA while it trains; compare its checkpoints instead."
             )
-        found = {n: m for n, m in model.named_modules() if hasattr(m, "get_delta_weight") and hasattr(m, "base_layer")}
-        self.layers = {n: m for n, m in found.items() if not modules or n.split(".")[-1] in modules}
-        if not self.layers:
-            raise RecipeError(f"diagnostics: 'geometry': the adapter changes no module of {modules}.")
+        if modules:
+            raise RecipeError(
+                "diagnostics: 'geometry' follows every module that an adapter changes; leave `modules` out."
+            )
+        named = model.named_modules()
+        self.layers = {n: m for n, m in named if hasattr(m, "get_delta_weight") and hasattr(m, "base_layer")}
 
     def all(self) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
         """(name, W_0, W_0 + D, D)."""
