@@ -7,6 +7,8 @@ import json
 import math
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,20 @@ def atomic_write(path: Path, content: bytes | str) -> None:
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """A temporary name to write a file under; it takes the name `path` when the block ends without an error."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield aside
+        sync(aside)
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
         raise
     sync(path.parent)
 

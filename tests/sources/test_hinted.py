@@ -129,9 +129,9 @@ def test_rollouts(world):
 
 
 def test_the_delimiter_comes_from_the_data(world):
-    assert source().shown(world)[1] == "####"
-    assert source(delimiter="none").shown(world)[1] is None
-    assert source(delimiter="= ").shown(world)[1] == "= "
+    assert source().shown(world)[2] == "####"
+    assert source(delimiter="none").shown(world)[2] is None
+    assert source(delimiter="= ").shown(world)[2] == "= "
 
 
 def test_what_is_shown(world):
@@ -139,8 +139,18 @@ def test_what_is_shown(world):
     whole = source().answer_of(example)
     assert "####" in whole
     assert source(remove=[r"\n#### .*"]).answer_of(example) == whole.split("\n")[0]
-    with pytest.raises(DataError, match="has no answer to show"):
-        source().answer_of(replace(example, metadata={"prompt": "q"}))
+
+
+def test_rows_without_an_answer_are_bad_rows(world, tmp_path):
+    rows = ['{"prompt": "q", "completion": "3\\n#### 3"}', '{"prompt": "no answer"}']
+    (tmp_path / "data.jsonl").write_text("\n".join(rows))
+    given = source(data="data.jsonl", count=None, hint="base")
+    there = replace(world, base_dir=tmp_path)
+    with pytest.raises(DataError, match=r"data.jsonl:2: has no answer to show.*it has prompt"):
+        given.prompts(there)
+    skipping = source(data="data.jsonl", count=None, hint="base", on_bad_row="skip")
+    assert len(skipping.prompts(there)) == 1
+    assert yields(outcomes(skipping, there))["own"] in (0, 1)
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,12 @@ import statewise
 from statewise.cli import (
     check,
     doctor,
+    drift,
     evaluate,
     geometry,
     ledger,
     power,
+    realign,
     recipe,
     report,
     runs,
@@ -43,9 +45,11 @@ app = typer.Typer(
 app.command("train", context_settings={"ignore_unknown_options": True})(train.command)
 app.command("eval")(evaluate.command)
 app.command("ledger")(ledger.command)
+app.command("drift")(drift.command)
 app.command("power")(power.command)
 app.command("score")(score.command)
 app.command("sample", context_settings={"ignore_unknown_options": True})(sample.command)
+app.command("realign")(realign.command)
 app.command("doctor", context_settings={"ignore_unknown_options": True})(doctor.command)
 app.command("geometry")(geometry.command)
 app.add_typer(recipe.app, name="recipe")

@@ -61,10 +61,12 @@ def command(
     print(f"\n{out}/report.html")
 
 
-def data_and_settings(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """What to read, and the fields of the source 'dataset' that are set. Raises RecipeError."""
+def data_and_settings(
+    words: Sequence[str], kind: str = "dataset", hidden: Sequence[str] = ("data", "shuffle")
+) -> tuple[str, dict[str, Any]]:
+    """What to read, and the fields of the source of this kind that are set; not those that are hidden. Raises RecipeError."""
+    from statewise.component import kinds
     from statewise.overrides import apply_overrides
-    from statewise.sources.dataset import DatasetSource
 
     paths = [w for w in words if "=" not in w or Path(w).exists()]
     wrong = next((p for p in paths if p.startswith("--")), None)
@@ -72,7 +74,7 @@ def data_and_settings(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
         raise RecipeError(f"unknown option '{wrong}'; see --help.")
     if len(paths) != 1:
         raise RecipeError(f"received the data {paths}, expected one; a setting is KEY=VALUE.")
-    known = [name for name in DatasetSource.model_fields if name not in ("data", "shuffle")]
+    known = [name for name in kinds("source")[kind].model_fields if name not in hidden]
     return paths[0], apply_overrides({}, [w for w in words if w not in paths], known)
 
 

@@ -169,7 +169,7 @@ class InProcessScorer:
         training = self.model.training
         self.model.eval()
         try:
-            for group in self._groups(sequences):
+            for group in self.groups(sequences):
                 own = ([sequences[i] for i in group], [masks[i] for i in group])
                 found = self._score(*own, needs, temperature, topk)
                 for index, values in zip(group, found, strict=True):
@@ -179,7 +179,7 @@ class InProcessScorer:
             self.model.train(training)
         return results
 
-    def _groups(self, sequences: Sequence[Sequence[int]]) -> list[list[int]]:
+    def groups(self, sequences: Sequence[Sequence[int]]) -> list[list[int]]:
         """Indices by falling length, cut where rows x longest passes `batch_tokens`."""
         order = sorted(range(len(sequences)), key=lambda i: (-len(sequences[i]), i))
         groups: list[list[int]] = []
@@ -210,14 +210,14 @@ class InProcessScorer:
             wanted[row, : len(sequence)] = torch.tensor(mask, dtype=torch.bool)
         ids, seen, wanted = ids.to(device), seen.to(device), wanted.to(device)
         at = wanted[:, 1:].nonzero(as_tuple=True)
-        projection = self._project({"input_ids": ids, "attention_mask": seen}, at)
+        projection = self.project({"input_ids": ids, "attention_mask": seen}, at)
         with exact_products() if self.widened else nullcontext():
             flat = score_rows(projection, ids[:, 1:][at], needs, temperature=temperature, topk=topk, dtype=self.dtype)
         stops = np.cumsum([sum(mask) for mask in masks])[:-1]
         lists = {name: np.split(value.cpu().numpy(), stops) for name, value in flat.items()}
         return [{name: values[row] for name, values in lists.items()} for row in range(len(sequences))]
 
-    def _project(self, inputs: dict[str, Tensor], at: tuple[Tensor, ...]) -> Projection | FullLogits:
+    def project(self, inputs: dict[str, Tensor], at: tuple[Tensor, ...]) -> Projection | FullLogits:
         if self._head is False:
             self._head = split_head(self.model)
             if self.frozen and self.dtype == torch.float32 and isinstance(self._head, Head) and can_widen(self._head):

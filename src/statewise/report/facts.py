@@ -24,6 +24,7 @@ CURVES = {
     "completion_tokens": ("Length of a sampled completion", "tokens"),
     "grad_norm": ("Gradient norm before clipping", "norm"),
 }
+GEOMETRY = "geometry/"
 MAX_POINTS = 200  # of a curve
 MAX_COMPLETIONS = 120
 SPENT = ("step", "tokens", "generated_tokens", "teacher_tokens", "flops", "seconds")
@@ -116,11 +117,30 @@ def curves(views: Sequence[RunView]) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
     for view in views:
         steps = [row for row in view.metrics if "step_seconds" in row]
-        for name in CURVES:
+        for name in [*CURVES, *_geometry(steps)]:
             points = [(row.get("total_tokens", row["step"]), row[name]) for row in steps if row.get(name) is not None]
             if len(points) > 1:
                 found.setdefault(name, []).append(_curve(view, _thinned(points)))
-    return {name: found[name] for name in CURVES if name in found}
+        for name, points in _scores_on_the_way(view, steps).items():
+            found.setdefault(name, []).append(_curve(view, points))
+    known = [name for name in CURVES if name in found]
+    return {name: found[name] for name in [*known, *(name for name in found if name not in CURVES)]}
+
+
+def _geometry(steps: Sequence[Row]) -> list[str]:
+    """Metrics of the weights that the run measured while it trained."""
+    return list(dict.fromkeys(name for row in steps for name in row if name.startswith(GEOMETRY)))
+
+
+def _scores_on_the_way(view: RunView, steps: Sequence[Row]) -> dict[str, list[tuple[Any, Any]]]:
+    """{"eval/task": (trained tokens, score)} where a run was evaluated between its start and its end."""
+    tokens = {0: 0} | {row["step"]: row.get("total_tokens", row["step"]) for row in steps}
+    found: dict[str, list[tuple[Any, Any]]] = {}
+    for row in view.metrics:
+        for name, value in row.items():
+            if name.startswith("eval/") and name.count("/") == 1 and value is not None and row["step"] in tokens:
+                found.setdefault(name, []).append((tokens[row["step"]], value))
+    return {name: points for name, points in found.items() if len(points) > 2}
 
 
 def _curve(view: RunView, points: Sequence[tuple[float, float]]) -> Row:
@@ -218,5 +238,7 @@ def diagnostic_tables(views: Sequence[RunView]) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
     for view in views:
         for name, rows in view.diagnostics.items():
+            if "measures" in rows[0]:  # drift, which has a section of its own
+                continue
             found.setdefault(name, []).extend({"arm": view.arm, "seed": view.seed, **row} for row in rows)
     return found

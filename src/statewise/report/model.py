@@ -18,7 +18,8 @@ class ReportModel:
 
     arms: one a row of the score table, the untrained model first; contrasts: what was tested, with verdicts.
     curves: {metric: [{"arm", "seed", "x", "y"}]}; differences: recipe settings by arm, where arms differ.
-    completions: before and after; cards: facts of each arm; tables: of diagnostics, by name.
+    completions: before and after; cards: facts of each arm; drift: measures a run, and how they rank retention;
+    tables: of other diagnostics, by name.
     """
 
     title: str
@@ -37,6 +38,8 @@ class ReportModel:
     differences: list[Row]
     completions: list[Row]
     cards: list[Row]
+    drift: list[Row] = field(default_factory=list)
+    drift_ranks: list[Row] = field(default_factory=list)
     tables: dict[str, list[Row]] = field(default_factory=dict)
 
     def to_plain(self) -> dict[str, Any]:
@@ -63,12 +66,14 @@ class Question:
 
 def build(runs: Sequence[RunView | Planned], question: Question) -> ReportModel:
     """The model of a report on these runs. Raises DataError where runs that are compared saw different examples."""
-    from statewise.report import answer, facts, scores
+    from statewise.report import answer, drift, facts, scores
 
     views = [run for run in runs if isinstance(run, RunView)]
     names = facts.names_of(views)
     arms = list(dict.fromkeys(run.arm for run in runs))
     table = scores.tabulate(views, arms, question)
+    retention = [row["task"] for row in table.tasks if row["purpose"] == "retention"]
+    drifted = drift.measured(views, drift.kept_by_seed(table.arms, retention))
     return ReportModel(
         title=question.title,
         about=question.about,
@@ -86,5 +91,7 @@ def build(runs: Sequence[RunView | Planned], question: Question) -> ReportModel:
         differences=facts.differences(views, arms, names),
         completions=facts.completions(views, arms, table.target),
         cards=facts.cards(views, arms, names),
+        drift=drifted,
+        drift_ranks=drift.ranked(drifted),
         tables=facts.diagnostic_tables(views),
     )

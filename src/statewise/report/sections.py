@@ -8,12 +8,13 @@ from typing import Any
 
 from statewise.report import figures
 from statewise.report.answer import estimate
-from statewise.report.facts import CURVES
+from statewise.report.facts import CURVES, GEOMETRY
 from statewise.report.model import ReportModel
 from statewise.report.page import Block, Cell, Details, Figure, Paragraph, Section, SideBySide, Table, Value, anchor
 from statewise.report.scores import BASE
 
 Row = dict[str, Any]
+DRIFT_FIGURES = 6
 READING = (
     "gain: score after - score before; forgetting F = base - post (nats a token: post - base), so that F > 0 is a loss. "
     "retention: the mean over retention tasks of post / base. All differences are between the same examples."
@@ -27,8 +28,10 @@ def sections(model: ReportModel) -> list[Section]:
         Section("Scores", _scores(model)),
         Section("Target against retention", _pareto(model, look)),
         Section("Forgetting by task", _forgetting(model, look)),
-        Section("Learning curves", _curves(model, look, [name for name in CURVES if name != "phi"]), columns=2),
+        Section("Learning curves", _curves(model, look, _learning(model)), columns=2),
         Section("Likelihood of the training data", _curves(model, look, ["phi"])),
+        Section("Geometry of the weights", _curves(model, look, _geometry(model)), columns=2),
+        Section("Drift against retention", _drift(model, look), columns=2),
         *_diagnostics(model),
         Section("Budgets", _budgets(model)),
         Section("Recipe differences", _differences(model)),
@@ -138,10 +141,49 @@ def _forgetting(model: ReportModel, look: figures.Look) -> list[Block]:
 
 def _curves(model: ReportModel, look: figures.Look, names: Sequence[str]) -> list[Block]:
     return [
-        Figure(figures.curve(model.curves[name], CURVES[name][1], look), CURVES[name][0])
+        Figure(figures.curve(model.curves[name], _words(name)[1], look), _words(name)[0])
         for name in names
         if name in model.curves
     ]
+
+
+def _words(name: str) -> tuple[str, str]:
+    """Caption and unit of a curve."""
+    if name in CURVES:
+        return CURVES[name]
+    kind, _, rest = name.partition("/")
+    return (f"Score on {rest}", "score") if kind == "eval" else (rest.replace("_", " ").capitalize(), "")
+
+
+def _learning(model: ReportModel) -> list[str]:
+    return [name for name in model.curves if name != "phi" and not name.startswith(GEOMETRY)]
+
+
+def _geometry(model: ReportModel) -> list[str]:
+    return [name for name in model.curves if name.startswith(GEOMETRY)]
+
+
+def _drift(model: ReportModel, look: figures.Look) -> list[Block]:
+    """A figure for each measure of the states, the strongest first, and a table of all."""
+    blocks: list[Block] = []
+    for row in model.drift_ranks[:DRIFT_FIGURES]:
+        name = row["measure"]
+        points = [
+            {"arm": run["arm"], "x": run["measures"][name], "y": run["kept"]}
+            for run in model.drift
+            if name in run["measures"]
+        ]
+        told = f"{name}: Spearman {estimate(row['rho'], '+.2f')} over {row['runs']} runs"
+        blocks.append(Figure(figures.scatter(points, name, "retention", look), told))
+    arms = list(dict.fromkeys(run["arm"] for run in model.drift))
+    rows = [
+        [row["measure"], row["runs"], _estimate(row["rho"], "+.2f"), *(row["means"].get(arm) for arm in arms)]
+        for row in model.drift_ranks
+    ]
+    caption = (
+        "Rank correlation with retention over runs, and means of arms. Of many measures some look strong by chance."
+    )
+    return [*blocks, Table(["measure", "runs", "Spearman", *arms], rows, caption)] if rows else []
 
 
 def _diagnostics(model: ReportModel) -> list[Section]:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, field_serializer, field_validator, model_validator
 
 from statewise.component import Source
-from statewise.errors import DataError, RecipeError
+from statewise.errors import RecipeError
 from statewise.sources.judging import self_test
 from statewise.sources.prompts import Prompt, PromptSource
 from statewise.sources.ranks import divided
+from statewise.sources.reading import RowError
 from statewise.sources.rows import written_answer
 from statewise.types import Author, Example, Rollout, Segment, derive_seed
 from statewise.verifier import Verifier, parse_verifier
@@ -124,7 +125,7 @@ class HintedSource(PromptSource, kind="hinted"):
         from statewise.models.load import pad_id, stop_ids
         from statewise.sources.realigning import Realigner
 
-        hint, delimiter = self.shown(world)
+        _, hint, delimiter = self.shown(world)
         model = world.open_model("step0").policy.model if self.writer == "step0" else world.policy
         return Realigner(
             HintedDecoder(model, pad_id=pad_id(world.tokenizer), **settings),
@@ -140,24 +141,27 @@ class HintedSource(PromptSource, kind="hinted"):
             self.tries,
         )
 
-    def shown(self, world: World) -> tuple[Hint, str | None]:
-        """The hint and the delimiter (None: there is none), chosen where they are "auto"."""
+    def shown(self, world: World) -> tuple[str, Hint, str | None]:
+        """Name of the hint, the hint, and the delimiter (None: there is none), chosen where they are "auto"."""
         from statewise.sources.hints import choose_delimiter, choose_hint, load_hint
 
         examples = self.examples(world)
         name = choose_hint(world.tokenizer, examples[0]) if self.hint == "auto" else self.hint
         hint = load_hint(name, world.base_dir)
         if self.delimiter == "auto":
-            return hint, choose_delimiter(hint, [self.answer_of(example) for example in examples])
-        return hint, None if self.delimiter == "none" else self.delimiter
+            return name, hint, choose_delimiter(hint, [self.answer_of(example) for example in examples])
+        return name, hint, None if self.delimiter == "none" else self.delimiter
+
+    def check(self, example: Example) -> None:
+        self.answer_of(example)
 
     def answer_of(self, example: Example) -> str:
-        """The reference solution as the imitator sees it. Raises DataError where the row has none."""
+        """The reference solution as the imitator sees it. Raises RowError where the row has none."""
         written = written_answer(self, dict(example.metadata))
         if not written or not written.strip():
-            raise DataError(
-                f"sample '{example.id}': has no answer to show (it has: {', '.join(map(str, example.metadata))}); name the "
-                'column in source.columns, such as { completion = "solution" }.'
+            raise RowError(
+                'has no answer to show; name its column in source.columns, such as { completion = "solution" }',
+                f"it has {', '.join(map(str, example.metadata))}",
             )
         for pattern in self.remove:
             written = re.sub(pattern, "", written)

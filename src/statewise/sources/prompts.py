@@ -53,6 +53,9 @@ class PromptSource(DataSource):
     def examples(self, world: World) -> list[Example]:
         return [prompt.example for prompt in self.prompts(world)]
 
+    def check(self, example: Example) -> None:
+        """Raises DataError where the source can't use an example."""
+
     def _read(self, world: World) -> _Prompts:
         return made_once(self, world, lambda: _prepare(self, world.tokenizer, world.base_dir))
 
@@ -66,6 +69,7 @@ def _prepare(source: PromptSource, tokenizer: Any, base_dir: Path) -> _Prompts:
     for place, row in chosen:
         try:
             example, tokens = encode_question(source, tokenizer, row, place)
+            source.check(example)
         except DataError as error:
             rows.reject(place, error, source.on_bad_row)
             continue

@@ -78,11 +78,13 @@ class Realigner:
             self._hinted(prompts, names, derive_seed(seed, "hinted", attempt), found)
         return found
 
-    def self_distilled(self, prompts: Sequence[Prompt], contexts: Sequence[Sequence[int]], seed: int) -> Any:
-        """What the imitator alone writes (lambda = 0 everywhere), for comparison."""
-        law = replace(self.law, beta=0.0, rule="linear", seed=derive_seed(seed, "self"))
+    def alone(
+        self, prompts: Sequence[Prompt], contexts: Sequence[Sequence[int]], names: Sequence[int], seed: int
+    ) -> list[HintedCompletion]:
+        """What the imitator writes without the plain stream (lambda = 0 everywhere): self-distillation, for comparison."""
+        law = replace(self.law, beta=0.0, rule="linear", seed=derive_seed(seed, "alone"))
         pairs = [HintedPrompt(p.tokens, c) for p, c in zip(prompts, contexts, strict=True)]
-        return self.decoder.decode(pairs, law)
+        return self.decoder_for("alone").decode(pairs, law, rows=names)
 
     def _own(self, prompts: Sequence[Prompt], names: Sequence[int], seed: int, found: list[Outcome]) -> None:
         """The plain stream alone, for prompts that it has not solved yet."""

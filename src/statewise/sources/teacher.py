@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from statewise.errors import RecipeError
 from statewise.sources.prompts import Prompt, PromptSource
@@ -22,6 +23,7 @@ class TeacherSource(PromptSource, kind="teacher"):
     The tokens are gold, and carry `behavior_logprobs`: those of the law they were drawn from, softmax(teacher's logits /
     temperature) on the tokens that top_k and top_p keep; temperature 0 is greedy.
     truncated: completions that reach max_tokens without an end token are trained ("keep") or not ("mask").
+    cache: a folder (from the working directory) that keeps what teachers wrote, for every later run.
     """
 
     writes: ClassVar[tuple[str, ...]] = ("gold", "behavior_logprobs")
@@ -34,6 +36,13 @@ class TeacherSource(PromptSource, kind="teacher"):
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
     truncated: Literal["keep", "mask"] = "keep"
+    cache: str | None = None
+
+    @model_validator(mode="after")
+    def _keepable(self) -> TeacherSource:
+        if self.cache and self.teacher.path == "ema":
+            raise RecipeError("cache: 'ema' has other weights after every update, so nothing would be found again.")
+        return self
 
     def models(self) -> tuple[TeacherModel, ...]:
         return (self.teacher,)
@@ -62,7 +71,8 @@ class TeacherSource(PromptSource, kind="teacher"):
         )
 
         def draw(own: list[Prompt], places: list[int]) -> list[Completion]:
-            return list(model.sampler.generate([p.tokens for p in own], sampling, rows=places))
+            folder = None if self.cache is None else Path(self.cache)
+            return list(model.generate([p.tokens for p in own], sampling, rows=places, folder=folder))
 
         drawn = divided(asked, draw, world)
         return [

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from statewise.errors import RecipeError, RunError
 from statewise.files import atomic_write, to_json
+from statewise.run import RunDir
 from statewise.study.plan import Plan
 from statewise.study.schedule import Event, Workers, run_all
 from statewise.study.work import is_done
@@ -40,8 +41,10 @@ def run_study(
             return {}
         # A cluster has a queue of its own.
         slots = min(jobs or (default_jobs(plan) if on == "local" else len(needs)), len(needs))
+        before = sum(_worked(plan.path(key)) for key in needs)
         failed = run_all(needs, work or _workers(plan, on, slots), slots, tell)
-        _note(plan.out, time.perf_counter() - started, len(needs), failed)
+        worked = sum(_worked(plan.path(key)) for key in needs) - before
+        _note(plan.out, time.perf_counter() - started, worked, slots, failed)
     return failed
 
 
@@ -77,10 +80,17 @@ def _workers(plan: Plan, on: str, slots: int) -> Workers:
     raise RecipeError(f"--on: received {on!r}, expected one of {', '.join(ON)}.")
 
 
-def _note(out: Path, seconds: float, pieces: int, failed: dict[str, str]) -> None:
-    """A line in study.jsonl: how long this call took, and what failed in it."""
+def _worked(path: Path) -> float:
+    """Seconds that a run has spent in steps (sampling and teachers are part of them) and in evaluations."""
+    rows = RunDir(path).metrics()
+    return sum(row.get("step_seconds", 0.0) + row.get("eval_seconds", 0.0) for row in rows)
+
+
+def _note(out: Path, seconds: float, worked: float, slots: int, failed: dict[str, str]) -> None:
+    """A line in study.jsonl: how long this call took, what failed in it, and the share of time that was not work."""
+    row = {"seconds": round(seconds, 2), "slots": slots, "overhead": round(1 - worked / (seconds * slots), 4)}
     with (out / "study.jsonl").open("a", encoding="utf-8") as file:
-        file.write(to_json({"seconds": round(seconds, 3), "pieces": pieces, "failed": failed}) + "\n")
+        file.write(to_json({**row, "failed": failed}) + "\n")
 
 
 @contextmanager

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from statewise.errors import RunError
 from statewise.recipe import Recipe
@@ -60,11 +62,23 @@ def concrete(plan: Plan, job: Job) -> Recipe:
     plain = job.recipe.to_plain()
     named = {(arm, seed): plan.by_arm[arm, job.seed if seed is None else seed] for arm, seed in references(plain)}
     model = plain.pop("model", {})
-    resolved = resolve(plain, {reference: str(plan.path(other.key)) for reference, other in named.items()})
+    source = _with_cache(plain.pop("source"), str(plan.out / "cache" / "teachers"))
+    resolved = resolve(
+        {"source": source, **plain}, {reference: str(plan.path(other.key)) for reference, other in named.items()}
+    )
     checkpoints = {reference: _checkpoint(plan.path(named[reference].key)) for reference in references(model)}
     return Recipe.from_plain(
         {**resolved, "model": resolve(model, checkpoints)}, name=job.recipe.name, base_dir=job.recipe.base_dir
     )
+
+
+def _with_cache(source: Any, folder: str) -> Any:
+    """A source whose frozen teachers' completions are kept for the other arms."""
+    if isinstance(source, Mapping):
+        fixed = source.get("kind") == "teacher" and isinstance(source.get("teacher"), str)  # "ema" is a table
+        kept = {"cache": folder} if fixed and "cache" not in source else {}
+        return {**{key: _with_cache(value, folder) for key, value in source.items()}, **kept}
+    return [_with_cache(item, folder) for item in source] if isinstance(source, list) else source
 
 
 def _checkpoint(path: Path) -> str:

@@ -6,6 +6,7 @@ never tested on a calculation it was trained on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -38,6 +39,7 @@ MAX_FACTOR = 3
 MAX_SLIP = 3  # by which the result of a wrong step is off
 MAX_VALUE = 99  # of every intermediate result: single steps stay learnable for a model of 1M parameters
 TEST_SHARE = 5  # one chain in five is a test chain
+Equation = tuple[int, str, int, int]  # left, operation, right, result
 OPERATIONS = ("+", "-", "*")
 
 
@@ -48,7 +50,7 @@ class Chain:
     start: int
     moves: tuple[tuple[str, int], ...]
 
-    def equations(self, slip: tuple[int, int] = (0, 0)) -> list[tuple[int, str, int, int]]:
+    def equations(self, slip: tuple[int, int] = (0, 0)) -> list[Equation]:
         """(left, operation, operand, result) of each step; `slip`: the result of step number slip[0] is off by slip[1],
         and the steps after it go on from there."""
         value, steps = self.start, []
@@ -107,18 +109,31 @@ def draw_slip(random: Random, chain: Chain) -> tuple[int, int]:
 
 def solution(chain: Chain, style: str = "plain", slip: tuple[int, int] = (0, 0)) -> str:
     """The worked steps and, on the last line, ``#### answer``."""
-    steps = chain.equations(slip)
-    answer = steps[-1][-1]
+    return tell(chain.equations(slip), style, digest(f"hand {chain.start} {chain.moves}") % len(HANDS))
+
+
+def invented(random: Random, chain: Chain) -> list[Equation]:
+    """The steps of the chain with results out of the air, each step going on from the one before."""
+    value, steps = chain.start, []
+    for operation, operand in chain.moves:
+        result = random.randint(1, MAX_VALUE)
+        steps.append((value, operation, operand, result))
+        value = result
+    return steps
+
+
+def tell(steps: Sequence[Equation], style: str, hand: int = 0) -> str:
+    """The steps in a style and, on the last line, ``#### answer``. hand: which of HANDS, in "retold"."""
     if style == "retold":
-        opening, sentences = HANDS[digest(f"hand {chain.start} {chain.moves}") % len(HANDS)]
-        told = [sentences[op].format(k=k, v=value) for _, op, k, value in steps]
-        worked = " ".join([opening.format(left=chain.start), *told])
+        opening, sentences = HANDS[hand]
+        parts = [opening.format(left=steps[0][0]), *(sentences[op].format(k=k, v=value) for _, op, k, value in steps)]
+        worked = " ".join(parts)
     elif style == "terse":
         worked = "; ".join(f"{left}{op}{right}={result}" for left, op, right, result in steps)
     else:
-        plain = [f"{left} {op} {right} = {result}." for left, op, right, result in steps]
+        parts = [f"{left} {op} {right} = {result}." for left, op, right, result in steps]
         if style == "verbose":
-            openings = ["First,"] + ["Then"] * (len(plain) - 1)
-            plain = [f"{opening} {step}" for opening, step in zip(openings, plain, strict=True)]
-        worked = " ".join(plain)
-    return f"{worked}\n#### {answer}"
+            openings = ["First,"] + ["Then"] * (len(parts) - 1)
+            parts = [f"{opening} {step}" for opening, step in zip(openings, parts, strict=True)]
+        worked = " ".join(parts)
+    return f"{worked}\n#### {steps[-1][-1]}"

@@ -59,17 +59,22 @@ def math_restyled(split: str, count: int, seed: int = 0, steps: tuple[int, ...] 
 
 
 def math_hinted(split: str, count: int, seed: int = 0, steps: tuple[int, ...] = (2, 3)) -> list[Row]:
-    """The problems of ``math_restyled``, asked again after they were answered so; the completion is "plain": practice in
-    reading a solution, and in telling it in one's own style."""
-    return [
-        {
-            **ask,
-            "prompt": [*ask["prompt"], *_says(arithmetic.solution(chain, "retold")), *ask["prompt"]],
-            "completion": _says(arithmetic.solution(chain)),
-            **facts,
-        }
-        for ask, facts, chain in _problems(split, count, seed, steps, "plain")
-    ]
+    """Practice in reading: a problem, a "retold" solution, the problem again; the completion tells that solution in the style
+    "plain".
+
+    The results are invented, so that they can be had from the solution only: who trains on this learns no arithmetic.
+    """
+    random = _random("math_hinted", split, seed, *steps)
+    rows = []
+    for ask, facts, chain in _problems(split, count, seed, steps, "plain"):
+        told = arithmetic.invented(random, chain)
+        hint = _says(arithmetic.tell(told, "retold", random.randrange(len(arithmetic.HANDS))))
+        own = _says(arithmetic.tell(told, "plain"))
+        answer = str(told[-1][-1])
+        rows.append(
+            {**ask, "prompt": [*ask["prompt"], *hint, *ask["prompt"]], "completion": own, **facts, "answer": answer}
+        )
+    return rows
 
 
 def _says(content: str) -> list[dict[str, str]]:

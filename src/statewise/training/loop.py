@@ -208,15 +208,23 @@ def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, t
         recipe, accelerator, wrapped, optimizer, world, multiplier, Spent(), num_examples, policy.pad_id, usage, hooks
     )
     session = Session(recipe, run, policy, training, display, trackers)
+    _take_up(session, found, resume)
+    return session
+
+
+def _take_up(session: Session, found: Path | None, resume: bool) -> None:
+    """Bring the run to where it goes on, then open what looks at its weights: other models, diagnostics."""
+    from statewise.training import saving
+
+    training, recipe = session.training, session.recipe
     if resume:
         saving.restore(session, found)
     elif recipe.optim.state == "keep":
         saving.keep_optimizer(session)
     for model in recipe.models():
-        world.open_model(model)
-    watches = (part.watch(replace(world, step=training.spent.step)) for part in recipe.diagnostics)
-    hooks += [hook for hook in watches if hook is not None]
-    return session
+        training.world.open_model(model)
+    world = replace(training.world, step=training.spent.step)
+    training.hooks += [hook for part in recipe.diagnostics if (hook := part.watch(world)) is not None]
 
 
 def _nowhere(row: dict[str, Any]) -> None:

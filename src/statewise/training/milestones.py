@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from statewise.errors import RecipeError
@@ -80,6 +81,7 @@ def evaluate(session: Session) -> None:
         from statewise import evals
 
         session.display.say(f"evaluating at step {step}")
+        started = time.perf_counter()
         results = evals.run(
             session.policy,
             tasks,
@@ -89,7 +91,7 @@ def evaluate(session: Session) -> None:
             base_dir=recipe.base_dir,
             cache=_base_scores(session) if step == 0 else None,
         )
-        row: dict[str, Any] = {"step": step}
+        row: dict[str, Any] = {"step": step, "eval_seconds": time.perf_counter() - started}
         for name, result in results.items():
             row |= {f"eval/{name}": result.mean, f"eval/{name}/low": result.low, f"eval/{name}/high": result.high}
         session.log(row)

@@ -19,8 +19,9 @@ from statewise.models.topk import TopK, TopKGrid, grid_of, sequences_of
 from statewise.recipe import Recipe
 from statewise.signals.store import SignalStore
 from statewise.teachers import TeacherModel
+from statewise.training.kept import kept
 from statewise.training.usage import CountedEngine, Usage
-from statewise.types import Batch
+from statewise.types import Batch, Completion, Sampling
 
 PROFILED = 20  # tokens a place where nothing in the recipe says how many: what vLLM gives by default
 
@@ -52,9 +53,32 @@ class Opened(ABC):
         """The k most probable tokens everywhere, and which sequences were found in the store at `folder`."""
         if folder is None:
             return self.scorer.topk(sequences, k), [False] * len(sequences)
+        return self._store(folder).topk(sequences, f"top {k}", lambda missing: self.scorer.topk(missing, k))
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        *,
+        rows: Sequence[int] | None = None,
+        folder: Path | None = None,
+    ) -> list[Completion]:
+        """Completions, from the store at `folder` where they are; what is found there counts as if it were sampled."""
+
+        def ask() -> list[Completion]:
+            return list(self.sampler.generate(prompts, sampling, rows=rows))
+
+        if folder is None:
+            return ask()
+        found, known = kept(self._store(folder).path, prompts, sampling, rows, ask)
+        if known:
+            self.sampler.count(prompts, found)
+        return found
+
+    def _store(self, folder: Path) -> SignalStore:
         if folder not in self.stores:
             self.stores[folder] = self.open_store(folder)
-        return self.stores[folder].topk(sequences, f"top {k}", lambda missing: self.scorer.topk(missing, k))
+        return self.stores[folder]
 
 
 @dataclass(frozen=True)

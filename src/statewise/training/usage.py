@@ -68,8 +68,12 @@ class CountedEngine:
     ) -> list[Completion]:
         """As the engine's; prompts are read once a completion."""
         found: list[Completion] = self.engine.generate(prompts, sampling, rows=rows)
-        self._add(sum(len(c.tokens) for c in found), sum(map(len, prompts)))
+        self.count(prompts, found)
         return found
+
+    def count(self, prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> None:
+        """Count completions as sampled."""
+        self._add(sum(len(c.tokens) for c in completions), sum(map(len, prompts)))
 
     def score(self, sequences: Sequence[Sequence[int]], *args: Any, **options: Any) -> Any:
         """As the engine's."""
