@@ -219,7 +219,8 @@ def test_optimizer_state_is_kept_by_name_or_reset(first: Path, model_dir: Path, 
 
 def test_where_the_subspace_comes_from(first: Path, model_dir: Path, tmp_path: Path) -> None:
     def of(**settings: Any) -> tuple[Path, Path]:
-        return places(Subspace.model_validate({"rank": 2, **settings}), "own")
+        end, base = places(Subspace.model_validate({"rank": 2, **settings}), "own")
+        return Path(end), Path(base)
 
     steps = first / "checkpoints"
     assert of(**{"from": str(first)}) == (steps / "step_000006", model_dir)
