@@ -9,12 +9,9 @@ from statistics import median
 from typing import Any
 
 from statewise.geometry.aggregate import Row, summarise
+from statewise.geometry.grid import COLOURS, Plot, curve, grid, number
 
-Plot = dict[str, Any]
 ORDER = ("q", "k", "v", "o", "gate", "up", "down", "other", "embed", "lm_head", "rest")
-# Okabe and Ito's colours, told apart by colour-blind readers.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F")
-SIGNS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "triangle-down")
 GREY = "#8a8a8a"
 NOISE = "Gaussian noise of the same norm"
 DEGREES = [x * 10.0**e for e in range(-6, 2) for x in (1, 2, 5)]
@@ -77,18 +74,18 @@ def _weighted(rows: Sequence[Row], module: str, metric: str) -> float | None:
 
 def angles(rows: Sequence[Row]) -> Plot:
     """The largest angle of every matrix over its layer, U and V apart; dashed: noise of the same norm, mean over types."""
-    figure = _grid(["U: output side", "V: input side"], 2, "layer", "largest principal angle, degrees", "log")
+    figure = grid(["U: output side", "V: input side"], 2, "layer", "largest principal angle, degrees", "log")
     for panel, side in enumerate("uv"):
         for place, module in enumerate(modules_of(rows)):
             own = sorted((r for r in rows if r["module"] == module and r.get(f"angle_{side}_max")), key=_layer)
             figure["data"].append(
-                _line(module, [_layer(r) for r in own], [r[f"angle_{side}_max"] for r in own], place, panel)
+                curve(module, [_layer(r) for r in own], [r[f"angle_{side}_max"] for r in own], place, panel)
             )
-        figure["layout"][f"yaxis{_number(panel)}"] |= {"tickvals": DEGREES, "ticktext": [f"{x:g}" for x in DEGREES]}
+        figure["layout"][f"yaxis{number(panel)}"] |= {"tickvals": DEGREES, "ticktext": [f"{x:g}" for x in DEGREES]}
         noise = _by_layer(rows, f"angle_{side}_noise_max")
         if noise:
             line = {"line": {"color": GREY, "dash": "dash", "width": 2}, "marker": {}, "mode": "lines"}
-            figure["data"].append({**_line(NOISE, list(noise), list(noise.values()), 0, panel), **line})
+            figure["data"].append({**curve(NOISE, list(noise), list(noise.values()), 0, panel), **line})
     return figure
 
 
@@ -109,18 +106,18 @@ def spectra(rows: Sequence[Row]) -> Plot:
     """Singular values of W0, W+ and D over their index, for a matrix of the middle layer of each type; both axes log."""
     chosen = [row for module in modules_of(rows) if (row := _middle(rows, module)) is not None]
     titles = [f"{r['module']}, layer {_layer(r)} (NSS {r['nss']:.1e})" for r in chosen]
-    figure = _grid(titles, min(4, len(titles)), "index i", "σ<sub>i</sub>", "log")
+    figure = grid(titles, min(4, len(titles)), "index i", "σ<sub>i</sub>", "log")
     for panel, row in enumerate(chosen):
         for place, (name, column, width) in enumerate(
             (("W0", "spectrum_before", 5), ("W+", "spectrum_after", 1.5), ("D = W+ - W0", "spectrum_delta", 2))
         ):
             values = [v for v in row[column] if v > 0]
             index = _spread(len(values))
-            line = _line(name, [i + 1 for i in index], [values[i] for i in index], (5, 7, 1)[place], panel)
+            line = curve(name, [i + 1 for i in index], [values[i] for i in index], (5, 7, 1)[place], panel)
             colour = ("#56B4E9", "#222222", "#D55E00")[place]
             figure["data"].append({**line, "mode": "lines", "line": {"color": colour, "width": width}})
-        figure["layout"][f"xaxis{_number(panel)}"] |= {"type": "log", "dtick": 1}
-        figure["layout"][f"yaxis{_number(panel)}"]["dtick"] = 1
+        figure["layout"][f"xaxis{number(panel)}"] |= {"type": "log", "dtick": 1}
+        figure["layout"][f"yaxis{number(panel)}"]["dtick"] = 1
     return figure
 
 
@@ -137,7 +134,7 @@ def _middle(rows: Sequence[Row], module: str) -> Row | None:
 
 def overlaps(rows: Sequence[Row]) -> Plot:
     """Overlap of the changed entries with both masks by module type, beside the nulls; the line is the masks' density."""
-    figure = _grid(["principal mask", "low-magnitude mask"], 2, "module type", "share of changed entries", "linear")
+    figure = grid(["principal mask", "low-magnitude mask"], 2, "module type", "share of changed entries", "linear")
     modules = modules_of(rows)
     shown = (
         ("changed entries", "", COLOURS[0], "circle", 12),
@@ -151,7 +148,7 @@ def overlaps(rows: Sequence[Row]) -> Plot:
             marks = [summarise(*_values(rows, module, column)) for module in modules]
             bars = [m["high"] - m["mean"] if math.isfinite(m["high"]) else 0 for m in marks]
             point = {"mode": "markers", "marker": {"color": colour, "symbol": sign, "size": size, "line": {"width": 2}}}
-            line = _line(name, modules, [m["mean"] for m in marks], 0, panel)
+            line = curve(name, modules, [m["mean"] for m in marks], 0, panel)
             spread = (
                 {"error_y": {"type": "data", "array": bars, "color": colour, "thickness": 1.5}} if not suffix else {}
             )
@@ -169,12 +166,12 @@ def _values(rows: Sequence[Row], module: str, metric: str) -> tuple[list[float],
 
 
 def _across(height: float, panel: int) -> Plot:
-    number = _number(panel)
+    axis = number(panel)
     line = {"color": GREY, "dash": "dot", "width": 1.5}
     return {
         "type": "line",
-        "xref": f"x{number} domain",
-        "yref": f"y{number}",
+        "xref": f"x{axis} domain",
+        "yref": f"y{axis}",
         "x0": 0,
         "x1": 1,
         "y0": height,
@@ -187,12 +184,12 @@ def heat_maps(rows: Sequence[Row]) -> Plot:
     """Layer by module type, a map a number, each with its own scale."""
     shown = [(title, name) for title, name in HEATS if any(_finite(row.get(name)) for row in rows)]
     columns = min(3, len(shown))
-    figure = _grid([title for title, _ in shown], columns, "module type", "layer", "linear", gap=0.07)
+    figure = grid([title for title, _ in shown], columns, "module type", "layer", "linear", gap=0.07)
     modules, layers = modules_of(rows), sorted({_layer(row) for row in rows})
     for panel, (title, name) in enumerate(shown):
         cells = {(_layer(row), row["module"]): row.get(name) for row in rows}
         z = [[_number_or_none(cells.get((layer, module))) for module in modules] for layer in layers]
-        domains = [figure["layout"][f"{axis}axis{_number(panel)}"]["domain"] for axis in "xy"]
+        domains = [figure["layout"][f"{axis}axis{number(panel)}"]["domain"] for axis in "xy"]
         bar = {
             "x": domains[0][1] + 0.005,
             "y": sum(domains[1]) / 2,
@@ -206,8 +203,8 @@ def heat_maps(rows: Sequence[Row]) -> Plot:
                 "x": modules,
                 "y": [str(layer) for layer in layers],
                 "z": z,
-                "xaxis": f"x{_number(panel)}",
-                "yaxis": f"y{_number(panel)}",
+                "xaxis": f"x{number(panel)}",
+                "yaxis": f"y{number(panel)}",
                 "colorscale": "RdBu" if signed else "Viridis",
                 **({"zmid": 0} if signed else {}),
                 "colorbar": bar,
@@ -221,7 +218,7 @@ def heat_maps(rows: Sequence[Row]) -> Plot:
             "showticklabels": first,
             "ticks": "outside" if first else "",
         }
-        figure["layout"][f"yaxis{_number(panel)}"] |= axis
+        figure["layout"][f"yaxis{number(panel)}"] |= axis
     return figure
 
 
@@ -231,66 +228,6 @@ def _finite(value: Any) -> bool:
 
 def _number_or_none(value: Any) -> float | None:
     return float(value) if _finite(value) else None
-
-
-def _number(panel: int) -> str:
-    return "" if panel == 0 else str(panel + 1)
-
-
-def _line(name: str, x: Sequence[Any], y: Sequence[Any], place: int, panel: int) -> Plot:
-    colour = COLOURS[place % len(COLOURS)]
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": escape(str(name), quote=False),
-        "x": list(x),
-        "y": list(y),
-        "xaxis": f"x{_number(panel)}",
-        "yaxis": f"y{_number(panel)}",
-        "legendgroup": name,
-        "showlegend": panel == 0,
-        "line": {"color": colour, "width": 2},
-        "marker": {"symbol": SIGNS[place % len(SIGNS)], "size": 8, "color": colour},
-    }
-
-
-def _grid(titles: Sequence[str], columns: int, x: str, y: str, scale: str, gap: float = 0.05) -> Plot:
-    """Empty panels, titled, `columns` a row; axis titles stand at the left and below only."""
-    lines = -(-len(titles) // max(columns, 1))
-    layout: Plot = {"annotations": [], "shapes": [], "height": max(420, 330 * lines), "legend": {"orientation": "h"}}
-    wide, high = 1 / columns if columns else 1, 1 / lines if lines else 1
-    for panel, title in enumerate(titles):
-        column, line = panel % columns, panel // columns
-        left, top = column * wide, 1 - line * high
-        across = [left + 0.03 * (column > 0), left + wide - gap]
-        down = [top - high + 0.05 + 0.05 * (lines > 1), top - 0.05]
-        number = _number(panel)
-        below = panel + columns >= len(titles)
-        layout[f"xaxis{number}"] = {
-            "domain": across,
-            "anchor": f"y{number}",
-            "title": {"text": x if below else "", "standoff": 4},
-        }
-        layout[f"yaxis{number}"] = {
-            "domain": down,
-            "anchor": f"x{number}",
-            "type": scale,
-            "title": {"text": y if column == 0 else "", "standoff": 4},
-            **({"dtick": "D2", "exponentformat": "power"} if scale == "log" else {}),
-        }
-        place = {
-            "x": across[0],
-            "y": down[1] + 0.01,
-            "xref": "paper",
-            "yref": "paper",
-            "xanchor": "left",
-            "yanchor": "bottom",
-        }
-        layout["annotations"].append(
-            {"text": escape(title, quote=False), "showarrow": False, "font": {"size": 13}, **place}
-        )
-    layout["legend"] |= {"y": -0.05 if lines > 1 else -0.14}
-    return {"data": [], "layout": layout}
 
 
 # What stands on a page: file name, title, the tier whose rows it needs, and how to draw one checkpoint's rows.

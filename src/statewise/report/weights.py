@@ -171,19 +171,12 @@ def _choices(facts: Facts) -> str:
 def _nulls(metrics: dict[str, dict[str, float]]) -> Table:
     """Excess of the observed overlap over every null, with its interval over matrices."""
     shown = [(words, name) for words, name in NULLS if _has(metrics, f"low_{name}_null")]
-    lines = [
-        [
-            words,
-            metrics[f"{mask}_density"]["mean"],
-            metrics[f"{mask}_overlap"]["mean"],
-            *(
-                f"{metrics[f'{mask}_{name}_null']['mean']:.3f}: {_interval(metrics[f'{mask}_{name}_excess'])}"
-                for _, name in shown
-            ),
-        ]
-        for words, mask in MASKS
-        if _has(metrics, f"{mask}_overlap")
-    ]
+    lines: list[list[Value]] = []
+    for words, mask in MASKS:
+        if _has(metrics, f"{mask}_overlap"):
+            nulls = (f"{mask}_{name}" for _, name in shown)
+            excess = (f"{metrics[f'{n}_null']['mean']:.3f}: {_interval(metrics[f'{n}_excess'])}" for n in nulls)
+            lines.append([words, metrics[f"{mask}_density"]["mean"], metrics[f"{mask}_overlap"]["mean"], *excess])
     caption = "Null: excess of the observed overlap over it, with its 95 % interval over matrices."
     return Table(["mask", "density", "overlap", *(words for words, _ in shown)], lines, caption)
 
