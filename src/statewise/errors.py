@@ -48,6 +48,10 @@ class Interrupted(StatewiseError):
     exit_code = 3
 
 
+class MissingProgram(StatewiseError):
+    """A program that is not a Python package is not installed, or does not work."""
+
+
 class MissingExtra(StatewiseError):
     """An optional dependency is not installed; the message holds the install line."""
 

@@ -72,6 +72,7 @@ def command(
     draws: int = typer.Option(4, min=0, help="Of each null of a trajectory."),
     threshold: float = typer.Option(0.9, min=0.0, max=1.0, help="Sim_K to the end of a locked subspace."),
     out: Path = typer.Option(None, help="Results; default geometry/NAME-KEY. The same command goes on where it ended."),
+    png: bool = typer.Option(False, "--png", help="Draw the page's figures as OUT/figures/*.png too."),
     workers: int = typer.Option(None, min=1, help="Processes, one thread each; default: by cores and memory."),
     device: str = typer.Option("cpu", help="cpu, or cuda for the decompositions."),
     as_json: bool = typer.Option(False, "--json", help="Print choices and aggregates as JSON."),
@@ -84,6 +85,7 @@ def command(
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker a matrix, a thread a worker; before NumPy is loaded
     from statewise.geometry import Selection, Settings, prepare
     from statewise.geometry.matrices import parse_layers
+    from statewise.report.weights import write
 
     selection = Selection(tuple(modules.split(",")), parse_layers(layers), tuple(exclude))
     if trajectory:
@@ -96,7 +98,9 @@ def command(
     settings = Settings(tiers, tolerance, top, hill_k, angle_k, rank, alpha, values, where, device)
     comparison = prepare(_with_start(checkpoints), selection, settings)
     target = out or Path("geometry") / f"{Path(comparison.labels[-1]).name}-{comparison.key}"
-    _print(comparison, _run(comparison, target, workers, quiet), target, as_json)
+    rows = _run(comparison, target, workers, quiet)
+    page = write(comparison.facts(), rows, target, png)
+    _print(comparison, rows, page, as_json)
 
 
 def _run(comparison: Comparison, target: Path, workers: int | None, quiet: bool) -> list[dict[str, Any]]:
@@ -192,12 +196,12 @@ class Bar:
             say(f"{done} of {total} matrices: {name}")
 
 
-def _print(comparison: Comparison, rows: list[dict[str, Any]], target: Path, as_json: bool) -> None:
+def _print(comparison: Comparison, rows: list[dict[str, Any]], page: Path, as_json: bool) -> None:
     from statewise.geometry.aggregate import aggregate
 
     found = aggregate(rows)
     if as_json:
-        return print_json({**comparison.facts(), "out": target, "aggregates": found})
+        return print_json({**comparison.facts(), "page": page, "aggregates": found})
     columns = [pair for tier in comparison.settings.tiers for pair in SHOWN[tier]]
     columns = [pair for pair in columns if pair[1] in found[comparison.labels[0]]["all"]]
     for label, groups in found.items():
@@ -209,4 +213,4 @@ def _print(comparison: Comparison, rows: list[dict[str, Any]], target: Path, as_
             for kind in (("mean", "weighted") if group == "all" else ("mean",))
         ]
         print_table(["matrices", "", *(heading for heading, _ in columns)], table)
-    print(f"\nmean: over matrices; weighted: by parameters. {target}/matrices.parquet, results.json")
+    print(f"\nmean: over matrices; weighted: by parameters. {page} and, beside it, matrices.parquet and results.json")

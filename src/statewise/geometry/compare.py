@@ -215,8 +215,8 @@ def _against_each(one: Measured, others: Sequence[Measured], origin: Origin) -> 
         pairs = [_jaccard(one, other, origin.matrix.entries) for other in others]
         found |= {"jaccard": [p[0] for p in pairs], "jaccard_independent": [p[1] for p in pairs]}
     if one.gate is not None:
-        every = np.bincount(origin.codes.ravel(), minlength=len(one.gate.chance))
-        found["jaccard_gate"] = [gate_jaccard(every, one.gate, o.gate) if o.gate else float("nan") for o in others]
+        expected = (gate_jaccard(origin.counts, one.gate, o.gate) if o.gate else float("nan") for o in others)
+        found["jaccard_gate"] = list(expected)
     if one.leading is not None:
         k = origin.settings.top
         found["similarity"] = [

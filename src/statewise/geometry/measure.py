@@ -64,6 +64,8 @@ def measure(origin: Origin, after: Weights) -> Measured:
     if min(matrix.shape) > 1 and delta.norm > 0:
         lead = _leading(delta, min(max(settings.top, settings.hill_k, *ENERGIES), origin.short), settings)
     row |= _update(origin, after, delta, lead)
+    if moved is not None:
+        row["sparsity_noise"] = nulls.noise_sparsity(origin.counts, delta.norm)
     took("update")
     if lead is not None and settings.has("spectrum", "angles"):
         row |= spectra_and_angles(origin, after, delta)

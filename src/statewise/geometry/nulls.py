@@ -77,6 +77,19 @@ def gate_null(counts: MaskCounts, law: str, values: np.ndarray | None = None) ->
     return GateNull(law, scale, density_at(scale), chance, overlaps)
 
 
+def noise_sparsity(every: np.ndarray, norm: float) -> float:
+    """The share of entries that i.i.d. Gaussian noise of Frobenius norm `norm` would leave as they are in bf16.
+
+    `every`: the entries of W0 by code [65536].
+    """
+    present = np.flatnonzero(every)
+    codes = present.astype(np.uint16)
+    w = from_codes(codes).astype(np.float64)
+    low, high = rounding_bounds(codes)
+    stay = _gaussian(w - low, high - w, codes % 2 == 0, max(norm, 1e-300) / math.sqrt(float(every.sum())))
+    return float(every[present] @ stay / every.sum())
+
+
 def _ratio(mask: np.ndarray, every: np.ndarray, chance: np.ndarray) -> Expected:
     """Mean and spread of X / Y, X of the Y changed entries in the mask, entries being independent (delta method)."""
     total = float(every @ chance)

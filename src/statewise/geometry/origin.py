@@ -75,6 +75,14 @@ class Origin:
         return bf16_codes(self.before)
 
     @cached_property
+    def counts(self) -> np.ndarray:
+        """Entries by code [65536]."""
+        counts = np.zeros(codes.NUM_CODES, dtype=np.int64)
+        for low, high in masks.row_blocks(self.matrix.shape):
+            counts += np.bincount(self.codes[low:high].ravel(), minlength=codes.NUM_CODES)
+        return counts
+
+    @cached_property
     def known(self) -> Known | None:
         """From the cache, where there is one."""
         from statewise.geometry.cache import Cache

@@ -188,7 +188,7 @@ def render(title: str, lead: str, sections: Sequence[Section]) -> str:
     _check(sections)
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     figures = [block.plain() for block in _walk(sections) if isinstance(block, Figure)]
-    script, library = _file("page.js"), _plotly() if figures else ""
+    script, library = _file("page.js"), plotly_source() if figures else ""
     return environment.get_template("page.html").render(
         title=title,
         lead=[part for part in re.split(r"\n\s*\n", lead) if part.strip()],
@@ -257,7 +257,7 @@ def _file(name: str) -> str:
     return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
-def _plotly() -> str:
+def plotly_source() -> str:
     """plotly.js as the plotly package holds it; read as a file, since importing the package takes half a second."""
     from importlib.util import find_spec
 
