@@ -183,7 +183,7 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "drop":
             return self.connection.close()
         if fault == "hang":
-            time.sleep(1.0)
+            time.sleep(8.0)
             return None
         if fault == "slow":
             time.sleep(0.05)

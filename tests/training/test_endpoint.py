@@ -141,13 +141,21 @@ def test_a_server_that_comes_back_is_waited_for(
     model_dir: Path, teacher: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("statewise.models.http.FIRST_DELAY", 0.1)
-    _, recipe = pair("opd_topk", model_dir, teacher, server, FEW, "budget.max_steps=2")
+    recipe = small("opd_topk", model_dir, teacher, FEW, f"signal.0.teacher={at(server.url, 8)}", "budget.max_steps=2")
     whole = train(recipe, tmp_path / "whole", quiet=True).path
-    dead = threading.Event()
-    begun = len(server.asked)
-    server.fault = lambda number, body: "drop" if dead.is_set() else dead.set() if number == begun + 6 else None
-    threading.Timer(1.0, lambda: (dead.clear(), setattr(server, "fault", lambda number, body: None))).start()
-    assert weights_of(train(recipe, tmp_path / "run", quiet=True).path, 2) == weights_of(whole, 2)
+    begun, dead, refused = len(server.asked), threading.Event(), []
+
+    def fault(number: int, body: dict[str, Any]) -> str | None:
+        """Dead for half a second from the seventh request on."""
+        if number == begun + 6:
+            dead.set()
+            threading.Timer(0.5, dead.clear).start()
+        if dead.is_set():
+            refused.append(number)
+        return "drop" if dead.is_set() else None
+
+    server.fault = fault
+    assert weights_of(train(recipe, tmp_path / "run", quiet=True).path, 2) == weights_of(whole, 2) and refused
 
 
 def test_two_processes_ask_for_their_shares(model_dir: Path, teacher: Path, server: Server, tmp_path: Path):

@@ -12,7 +12,7 @@ from statewise.models.engines import LocalEngine, ServerEngine, start_engine
 from statewise.models.generate import num_positions
 from statewise.models.http import Client
 from statewise.models.load import LoadedPolicy, resolve
-from statewise.models.probe import Wanted, probe
+from statewise.models.probe import Probed, Wanted, probe
 from statewise.models.vllm import VllmSampler, check_adapter, default_gap
 from statewise.recipe import Recipe
 from statewise.training.distributed import joined
@@ -70,9 +70,14 @@ def _rank(model: Any) -> int:
 
 
 def _server(recipe: Recipe, policy: LoadedPolicy, say: Callable[[str], None]) -> ServerEngine:
+    folder = recipe.model.sampler.folder
+    return ServerEngine(probe_server(recipe, policy, say), None if folder is None else Path(folder))
+
+
+def probe_server(recipe: Recipe, policy: LoadedPolicy, say: Callable[[str], None]) -> Probed:
+    """What the server at model.sampler.url can do. Raises EndpointError where it lacks something."""
     settings = recipe.model.sampler
     key = variable(settings.api_key_env, "model.sampler.api_key_env")
     client = Client(settings.url or "", key=key, concurrency=settings.max_rows, say=say)
     rows = int(policy.model.get_input_embeddings().num_embeddings)
-    probed = probe(client, None, policy.tokenizer, rows, Wanted(scores=False, generates=True))
-    return ServerEngine(probed, None if settings.folder is None else Path(settings.folder))
+    return probe(client, None, policy.tokenizer, rows, Wanted(scores=False, generates=True))
