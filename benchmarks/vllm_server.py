@@ -13,8 +13,9 @@ import time
 def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what vLLM prints must not reach the answers
-    from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
+
+    from vllm import LLM, SamplingParams
 
     task = json.loads(sys.stdin.readline())
     longest = max(map(len, task["prompts"])) + task["max_tokens"]

@@ -85,7 +85,6 @@ def command(
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker a matrix, a thread a worker; before NumPy is loaded
     from statewise.geometry import Selection, Settings, prepare
     from statewise.geometry.matrices import parse_layers
-    from statewise.report.weights import write
 
     selection = Selection(tuple(modules.split(",")), parse_layers(layers), tuple(exclude))
     if trajectory:
@@ -99,8 +98,13 @@ def command(
     comparison = prepare(_with_start(checkpoints), selection, settings)
     target = out or Path("geometry") / f"{Path(comparison.labels[-1]).name}-{comparison.key}"
     rows = _run(comparison, target, workers, quiet)
-    page = write(comparison.facts(), rows, target, png)
-    _print(comparison, rows, page, as_json)
+    _print(comparison, rows, _drawn(comparison, rows, target, png), as_json)
+
+
+def _drawn(comparison: Comparison, rows: list[dict[str, Any]], target: Path, png: bool) -> Path:
+    from statewise.report.weights import write
+
+    return write(comparison.facts(), rows, target, png)
 
 
 def _run(comparison: Comparison, target: Path, workers: int | None, quiet: bool) -> list[dict[str, Any]]:
