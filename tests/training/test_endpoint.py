@@ -80,6 +80,29 @@ def test_a_teacher_at_an_endpoint_is_the_teacher_here(
     assert np.abs(weights[0] - weights[1]).max() < 1e-3, "Adam magnifies rounding of gradients near 0"
 
 
+@pytest.mark.parametrize("fault", ["shifted", "no bucket"])
+def test_the_comparison_sees_a_fault(
+    fault: str, model_dir: Path, teacher: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Teachers that speak of the next token's state, or whose rest is forgotten, have other losses."""
+    from statewise.models.topk import TopKGrid, TopKRows
+
+    def shifted(self: TopKGrid, at: tuple[Any, ...]) -> TopKRows:
+        return TopKRows(self.ids_BTK[at].long(), self.values_BTK[at], self.num_tokens, self.temperature)
+
+    def no_bucket(self: TopKRows, rows: slice, dtype: Any = None) -> Any:
+        full = self.ids_NK.new_full((len(self.ids_NK[rows]), self.num_tokens), -30, dtype=self.values_NK.dtype)
+        return full.scatter(-1, self.ids_NK[rows], self.values_NK[rows])
+
+    if fault == "shifted":
+        monkeypatch.setattr(TopKGrid, "take", shifted)
+    else:
+        monkeypatch.setattr(TopKRows, "logits", no_bucket)
+    recipes = pair("opd_topk", model_dir, teacher, server, "budget.max_steps=1", FEW)
+    here, there = (train(r, tmp_path / str(i), quiet=True) for i, r in enumerate(recipes))
+    assert losses_of(there)[0] != pytest.approx(losses_of(here)[0], abs=1e-4)
+
+
 @pytest.mark.parametrize("name", ["opd_continuation", "opd_off_policy"])
 def test_its_text_is_learnt_from(name: str, model_dir: Path, teacher: Path, server: Server, tmp_path: Path):
     _, recipe = pair(name, model_dir, teacher, server, "budget.max_steps=3")
