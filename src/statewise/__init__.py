@@ -11,6 +11,8 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "train": "statewise.training.loop",
     "score": "statewise.onpolicy.scoring",
+    "detect": "statewise.onpolicy.detect",
+    "filter_data": "statewise.onpolicy.filtering",
     "Recipe": "statewise.recipe",
     "RunDir": "statewise.run",
     "Component": "statewise.component",

@@ -40,6 +40,8 @@ def examine(recipe: Recipe) -> Iterator[Finding]:
     yield from _run("data", lambda: _data(recipe))
     if _has_verifier(recipe):
         yield from _run("verifier", lambda: _verifier(recipe))
+    if recipe.model.sampler.engine != "built-in" and recipe.source.needs_policy:
+        yield from _run("sampler", lambda: _sampler(recipe))
     for teacher in dict.fromkeys(recipe.models()):
         if not teacher.is_past_policy:
             yield from _run(f"teacher {teacher.name}", lambda teacher=teacher: _teacher(recipe, teacher))  # type: ignore[misc]
@@ -143,6 +145,32 @@ def _verifier(recipe: Recipe) -> Finding:
     for part in (recipe.source, *recipe.signal):
         part.before_training(recipe.source, world)
     return Finding("verifier", "ok", "accepts reference answers, and neither nothing nor lists of all answers")
+
+
+def _sampler(recipe: Recipe) -> Finding:
+    """Whether vLLM is here, or what its server can do."""
+    from importlib.util import find_spec
+
+    from statewise.errors import MissingExtra
+    from statewise.models.load import load_policy
+
+    url = recipe.model.sampler.url
+    if url is None:
+        if find_spec("vllm") is None:
+            raise MissingExtra("vllm", "vllm", "model.sampler = 'vllm'")
+        return Finding("sampler", "ok", "vLLM is installed")
+    from statewise.training.remote import print_error
+    from statewise.training.rollouts import probe_server
+
+    probed = probe_server(recipe, load_policy(recipe.model), print_error)
+    law = recipe.source.policy_temperature
+    if law != 1.0 and not probed.processed:
+        detail = (
+            f"its log-probabilities are of temperature 1 and the source samples at {law:g}; start it with --logprobs-mode "
+            "processed_logprobs."
+        )
+        return Finding("sampler", "failed", detail, probed.facts)
+    return Finding("sampler", "ok", f"vLLM at {url}: same tokens", probed.facts, _able(probed.facts))
 
 
 def _teacher(recipe: Recipe, wanted: TeacherModel) -> Finding:

@@ -19,7 +19,7 @@ class DataError(StatewiseError):
 
 
 class EndpointError(StatewiseError):
-    """A remote model did not answer, or not with what it must give."""
+    """A server or an engine did not answer, or not with what it must give."""
 
 
 class CheckpointError(StatewiseError):

@@ -34,6 +34,47 @@ class Adapter(Settings):
     path: str | None = None
 
 
+class SamplerSettings(Settings):
+    """What samples from the policy; a text is the `engine`.
+
+    engine: "built-in", or "vllm": in this process, or a server (`vllm serve`) at `url`, whose key is in the environment
+    variable `api_key_env`. memory: share of the device for
+    vLLM's weights and cache; max_length: longest sequence (the model's, without it); max_rows: sequences at once.
+    folder: where weights and adapters are handed to a server, which must see it under the same name.
+    gap: largest mean difference in nats between the engine's log-probabilities and the trainer's, of a few
+    sequences after each hand-over; without it, 0.002 in float32, 0.02 in float16 and 0.1 in bfloat16.
+    options: further arguments of vllm.LLM.
+    """
+
+    engine: Literal["built-in", "vllm"] = "built-in"
+    url: str | None = None
+    api_key_env: str | None = None
+    memory: float = Field(0.3, gt=0, lt=1)
+    max_length: int | None = Field(None, ge=2)
+    max_rows: int = Field(256, ge=1)
+    folder: str | None = None
+    gap: float | None = Field(None, gt=0)
+    options: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"engine": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _of_the_engine(self) -> SamplerSettings:
+        fields = type(self).model_fields
+        given = [name for name, field in fields.items() if name != "engine" and getattr(self, name) != field.default]
+        if self.engine == "built-in" and given:
+            raise RecipeError(f"model.sampler.{given[0]}: belongs to engine = 'vllm'.")
+        if self.url is None and self.folder is not None:
+            raise RecipeError("model.sampler.folder: belongs to a server at `url`; in this process nothing is written.")
+        own = [name for name in ("max_length", "options") if name in given]
+        if self.url is not None and own:
+            raise RecipeError(f"model.sampler.{own[0]}: is for vLLM in this process; give it to `vllm serve`.")
+        return self
+
+
 class ModelSettings(Settings):
     """`path`: "tiny" (the embedded base), a local directory or a hub id.
 
@@ -49,6 +90,7 @@ class ModelSettings(Settings):
     chat_template: str | None = None
     gradient_checkpointing: bool = False
     head_dtype: Literal["model", "float32"] = "model"
+    sampler: SamplerSettings = SamplerSettings()
 
 
 class BatchSettings(Settings):

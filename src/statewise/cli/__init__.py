@@ -14,9 +14,11 @@ import typer
 import statewise
 from statewise.cli import (
     check,
+    detect,
     doctor,
     drift,
     evaluate,
+    filter,
     geometry,
     ledger,
     power,
@@ -48,6 +50,8 @@ app.command("ledger")(ledger.command)
 app.command("drift")(drift.command)
 app.command("power")(power.command)
 app.command("score")(score.command)
+app.command("detect")(detect.command)
+app.command("filter")(filter.command)
 app.command("sample", context_settings={"ignore_unknown_options": True})(sample.command)
 app.command("realign")(realign.command)
 app.command("doctor", context_settings={"ignore_unknown_options": True})(doctor.command)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import signal
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from statewise.cli.output import interval, print_json, print_table, say
+from statewise.cli.study_progress import Teller
 from statewise.errors import CheckFailed, Interrupted
 
 if TYPE_CHECKING:
     from statewise.study.plan import Plan
-    from statewise.study.schedule import Event
 
 app = typer.Typer(help="Plan, run and read studies.", no_args_is_help=True)
 FILE = typer.Argument(help="A study's TOML file.")
@@ -63,13 +61,14 @@ def run(
     What failed is tried again. The exit code is 1 where a run failed, after all others have been done.
     """
     from statewise.study.plan import make_plan
-    from statewise.study.run import run_study
+    from statewise.study.run import left_to_do, run_study
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     found = make_plan(file, out)
     say(f"study {found.name}: {_amount(found)} -> {found.out}")
     try:
-        failed = run_study(found, jobs=jobs, on=on, tell=_Teller(found))
+        with Teller(found, len(left_to_do(found))) as teller:
+            failed = run_study(found, jobs=jobs, on=on, tell=teller)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; go on with: statewise study run {file} --out {found.out}") from None
     _print_table(found.out, None, as_json)
@@ -180,23 +179,3 @@ def _amount(plan: Plan) -> str:
 
 def _short(value: Any) -> Any:
     return value if not isinstance(value, str) or len(value) <= 90 else value[:87] + "..."
-
-
-class _Teller:
-    """A line on stderr when a piece starts and ends."""
-
-    def __init__(self, plan: Plan):
-        self.plan = plan
-        self.ended = 0
-        self.since: dict[str, float] = {}
-        self.first = time.monotonic()
-
-    def __call__(self, event: Event) -> None:
-        name = event.key
-        if event.what == "started":
-            self.since[event.key] = time.monotonic()
-            return say(f"  start   {name}")
-        took = time.monotonic() - self.since.get(event.key, time.monotonic())
-        words = {"done": f"done    {name} in {took:.0f} s", "failed": f"FAILED  {name}: {event.error}"}
-        say("  " + words.get(event.what, f"left    {name}: {event.error}"))
-        sys.stderr.flush()

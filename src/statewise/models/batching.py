@@ -143,8 +143,8 @@ class BatchedSampler(ABC):
         self.pad_id, self.batch_tokens, self.max_rows, self.progress = pad_id, batch_tokens, max_rows, progress
         self.load(model)
 
-    def load(self, policy: Any) -> None:
-        """Sample from this model, or the model of a LoadedPolicy, from now on."""
+    def load(self, policy: Any, version: int = 0) -> None:
+        """Sample from this model, or the model of a LoadedPolicy, from now on. Its weights are shared: nothing is copied."""
         self.model = policy.model if isinstance(policy, LoadedPolicy) else policy
 
     @abstractmethod

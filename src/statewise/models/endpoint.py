@@ -183,7 +183,7 @@ class EndpointSampler:
     def __init__(self, endpoint: Endpoint, *, processed: bool | None, needs_law: bool):
         self.endpoint, self.processed, self.needs_law = endpoint, processed, needs_law
 
-    def load(self, policy: Any) -> None:
+    def load(self, policy: Any, version: int = 0) -> None:
         raise StatewiseError("an endpoint has weights of its own; they can't be loaded from here.")
 
     def generate(

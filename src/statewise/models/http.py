@@ -79,12 +79,13 @@ class Client:
     def get(self, path: str) -> Any:
         return self._call("GET", path, None)
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        """The answer's JSON; a path that begins with "//" is beside the address's last part: //tokenize of .../v1.
+    def post(self, path: str, body: dict[str, Any], *, plain: bool = False) -> Any:
+        """The answer's JSON, or text where `plain`; a path that begins with "//" is beside the address's last part:
+        //tokenize of .../v1.
 
         Raises Refused at once where the server says no, EndpointError where all tries failed.
         """
-        return self._call("POST", path, json.dumps(body).encode())
+        return self._call("POST", path, json.dumps(body).encode(), plain)
 
     def map(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """`work(item)` for all items, `concurrency` at a time, in their order. The first error ends all of them."""
@@ -113,12 +114,12 @@ class Client:
                 except OSError:  # closed by its owner meanwhile
                     continue
 
-    def _call(self, method: str, path: str, body: bytes | None) -> Any:
+    def _call(self, method: str, path: str, body: bytes | None, plain: bool = False) -> Any:
         started = time.monotonic()
         problem = ""
         for attempt in range(self.retries + 1):
             try:
-                answer = self._once(method, path, body)
+                answer = self._once(method, path, body, plain)
             except _Again as again:
                 problem = str(again)
                 if attempt < self.retries:
@@ -157,7 +158,7 @@ class Client:
         if spoke and since is not None:
             self.say(f"endpoint {self.url}: answers again after {time.monotonic() - since:.1f} s")
 
-    def _once(self, method: str, path: str, body: bytes | None) -> Any:
+    def _once(self, method: str, path: str, body: bytes | None, plain: bool) -> Any:
         """One try. Raises _Again where another may help."""
         connection = self._connection()
         held: socket.socket | None = None
@@ -185,7 +186,7 @@ class Client:
                 if held is not None:
                     self._sockets.discard(held)
             connection.close()
-        return self._understood(response, data)
+        return self._understood(response, data, plain)
 
     def _connection(self) -> HTTPConnection:
         if self._secure:
@@ -196,7 +197,7 @@ class Client:
         headers = {"Content-Type": "application/json", "Accept": "application/json", "Connection": "close"}
         return headers if self._key is None else {**headers, "Authorization": f"Bearer {self._key}"}
 
-    def _understood(self, response: HTTPResponse, data: bytes) -> Any:
+    def _understood(self, response: HTTPResponse, data: bytes, plain: bool) -> Any:
         status = response.status
         if status in AGAIN:
             raise _Again(self._words(status, data), _retry_after(response.headers.get("Retry-After")))
@@ -205,7 +206,7 @@ class Client:
         if response.length:
             raise _Again("the connection broke in the middle of the answer")
         try:
-            return json.loads(data)
+            return data.decode("utf-8", "replace") if plain else json.loads(data)
         except ValueError:
             start = data[:60].decode("utf-8", "replace")
             raise _Again(f"answered with something that is not JSON: {self._hidden(start)!r}") from None

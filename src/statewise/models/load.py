@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from statewise.errors import DataError, MissingExtra, RecipeError
+from statewise.hub import prepare_hub
 from statewise.settings import Adapter, ModelSettings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -57,8 +58,10 @@ def read_stop_ids(settings: ModelSettings, tokenizer: Any) -> tuple[int, ...]:
 
 
 def resolve(path: str) -> str:
-    """The directory of the embedded base for "tiny", else the path as it is."""
+    """The directory of the embedded base for "tiny", else the path as it is; the hub is made ready for one that is an id."""
     if path != "tiny":
+        if not Path(path).exists():
+            prepare_hub(path)
         return path
     from statewise.tiny import model_path
 
@@ -142,7 +145,8 @@ def _load_model(path: str, settings: ModelSettings) -> Any:
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **extra)
     except (OSError, ValueError) as error:
-        raise DataError(f"model '{path}': can't be loaded: {error}") from error
+        where = "" if Path(path).is_dir() else "there is no such directory, and as a hub id it "
+        raise DataError(f"model '{path}': {where}can't be loaded: {error}") from error
     for name, value in (("temperature", None), ("top_p", None), ("top_k", None), ("do_sample", False)):
         setattr(model.generation_config, name, value)
     return model

@@ -89,8 +89,9 @@ def _model(client: Client, wanted: str | None) -> tuple[str, int | None]:
         if refused.status not in (404, 405, 501):
             raise
     known = {str(e.get("id")): e.get("max_model_len") for e in entries}
-    if wanted is None and len(known) == 1:
-        wanted = next(iter(known))
+    bases = [str(e.get("id")) for e in entries if e.get("parent") is None]  # an adapter's parent is its base
+    if wanted is None and len(bases) == 1:
+        wanted = bases[0]
     if wanted is None:
         raise EndpointError(
             f"endpoint {client.url}: serves {', '.join(sorted(known)) or 'models that it does not list'}; name one in the "

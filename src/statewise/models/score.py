@@ -200,6 +200,18 @@ class InProcessScorer:
         temperature: float,
         topk: int,
     ) -> list[dict[str, np.ndarray]]:
+        projection, targets = self.states(sequences, masks)
+        with exact_products() if self.widened else nullcontext():
+            flat = score_rows(projection, targets, needs, temperature=temperature, topk=topk, dtype=self.dtype)
+        stops = np.cumsum([sum(mask) for mask in masks])[:-1]
+        lists = {name: np.split(value.cpu().numpy(), stops) for name, value in flat.items()}
+        return [{name: values[row] for name, values in lists.items()} for row in range(len(sequences))]
+
+    @torch.no_grad()
+    def states(
+        self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[bool]]
+    ) -> tuple[Projection | FullLogits, Tensor]:
+        """The states of the tokens where the masks are true, and those tokens [N], sequence by sequence: one forward pass."""
         width = max(1, *(len(s) for s in sequences))
         device = next(self.model.parameters()).device
         ids = torch.full((len(sequences), width), self.pad_id, dtype=torch.long)
@@ -210,12 +222,7 @@ class InProcessScorer:
             wanted[row, : len(sequence)] = torch.tensor(mask, dtype=torch.bool)
         ids, seen, wanted = ids.to(device), seen.to(device), wanted.to(device)
         at = wanted[:, 1:].nonzero(as_tuple=True)
-        projection = self.project({"input_ids": ids, "attention_mask": seen}, at)
-        with exact_products() if self.widened else nullcontext():
-            flat = score_rows(projection, ids[:, 1:][at], needs, temperature=temperature, topk=topk, dtype=self.dtype)
-        stops = np.cumsum([sum(mask) for mask in masks])[:-1]
-        lists = {name: np.split(value.cpu().numpy(), stops) for name, value in flat.items()}
-        return [{name: values[row] for name, values in lists.items()} for row in range(len(sequences))]
+        return self.project({"input_ids": ids, "attention_mask": seen}, at), ids[:, 1:][at]
 
     def project(self, inputs: dict[str, Tensor], at: tuple[Tensor, ...]) -> Projection | FullLogits:
         if self._head is False:

@@ -61,6 +61,18 @@ class Scores:
         """Where the data's relative path starts."""
         return Path(_read(self.path / "manifest.json")["base_dir"])
 
+    @property
+    def data_files(self) -> dict[str, str]:
+        """{file: hash} of the data that were scored."""
+        files: dict[str, str] = _read(self.path / "manifest.json")["data_files"]
+        return files
+
+    @property
+    def model_files(self) -> dict[str, str]:
+        """{file: hash} of the model that scored."""
+        files: dict[str, str] = _read(self.path / "manifest.json")["model_files"]
+        return files
+
     def bad_rows(self) -> dict[str, Any]:
         """{reason: {"rows": number, "first": places}} of the rows that were left out."""
         file = self.path / "bad_rows.jsonl"

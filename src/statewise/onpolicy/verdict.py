@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from statewise.stats.martingale import LEAST_VARIANCE, OwnTest
 
@@ -44,3 +46,54 @@ def own_words(test: OwnTest, mean: float, low: float, high: float, mean_entropy:
         )
     how = "off-policy" if mean < OFF_POLICY else "slightly off-policy"
     return f"These are {how}: {proof}. The model itself would not write so."
+
+
+NAMES = {
+    "cll": "CLL (mean phi)",
+    "log_likelihood": "log-likelihood",
+    "perplexity": "perplexity",
+    "entropy": "entropy",
+    "log_rank": "log rank",
+    "z": "z",
+}
+CLEAR, SOME = 0.9, 0.6  # AUC from which sets are told apart clearly, or somewhat
+
+
+def difference_words(difference: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Do A and B differ, and by what are they told apart? See `detect`."""
+    gap = f"{difference['mean_phi']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]"
+    at = {row["statistic"]: row for row in rows if row["level"] == "sequence"}
+    area = at["cll"]["auc"]
+    strength = max(area["value"], 1 - area["value"])
+    how = "clearly" if strength >= CLEAR else "somewhat" if strength >= SOME else "hardly"
+    told = (
+        f"A sample of A has a higher mean phi than one of B with probability {area['value']:.3f} [{area['low']:.3f}, "
+        f"{area['high']:.3f}]: single samples are told apart {how}."
+    )
+    if difference["p"] >= LEVEL:
+        begin = f"A and B don't differ in mean phi (B - A = {gap} nats a token, p = {difference['p']:.2g})."
+    else:
+        which = "lower" if difference["mean_phi"] < 0 else "higher"
+        begin = f"B has a {which} mean phi than A (B - A = {gap} nats a token, p = {difference['p']:.2g})."
+    best = max(at, key=lambda name: abs(at[name]["auc"]["value"] - 0.5))
+    other = at[best]["auc"]["value"]
+    last = "" if best == "cll" else f" The best single statistic here is {NAMES[best]} (AUC {other:.3f})."
+    return f"{begin} {told}{last}"
+
+
+def drift_words(drift: Mapping[str, Any]) -> str:
+    """What mean phi of B follows from the model that it was sampled from? See `drift.known_drift`."""
+    seen, expected = drift["mean_phi"], drift["expected_phi"]
+    parts = (
+        f"KL(q || p) = {drift['kl']['mean']:.4f} and H(q) - H(p) = {drift['entropy_gap']['mean']:+.4f} nats a token in B's "
+        f"states, so samples of {drift['other_model']} have mean phi -(KL + H(q) - H(p)) = {expected['mean']:+.4f} "
+        f"[{expected['low']:+.4f}, {expected['high']:+.4f}] under the model; seen: {seen['mean']:+.4f}."
+    )
+    own = drift["own_of_other"]["p"]
+    if math.isnan(own) or own >= LEVEL:
+        fit = " Nothing speaks against B being that model's own samples."
+    else:
+        fit = f" But B is not that model's own samples (p = {own:.2g}), so the two need not agree."
+    claim = drift["kl"]["mean"] + drift["entropy_gap"]["mean"] < 0
+    sign = " The drift is upwards, though q is another model: its lower entropy outweighs the KL." if claim else ""
+    return parts + fit + sign

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from statewise.errors import DataError
+from statewise.hub import prepare_hub
 from statewise.sources.files import SHOWN_CHARACTERS, SUFFIXES, Placed, Row, RowError, file_rows, shown
 
 NOT_DATA = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json", "config.json")
@@ -169,6 +170,7 @@ def _tiny(name: str, split: str, settings: dict[str, Any]) -> Iterator[Placed]:
 
 
 def _hub(name: str, config: str | None, split: str) -> Iterator[Placed]:
+    prepare_hub(name)
     from datasets import load_dataset
 
     try:

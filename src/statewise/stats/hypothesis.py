@@ -81,6 +81,18 @@ def discordant(before: Values, after: Values) -> tuple[int, int]:
     return int((y > x).sum()), int((y < x).sum())
 
 
+def clustered_ratio(totals: Values, counts: Values) -> tuple[float, float]:
+    """Mean of what clusters hold, sum total / sum count, and its standard error, the clusters being the units.
+
+    se = sqrt(G/(G-1) Σ_g (total_g - m count_g)²) / Σ count over G clusters; nan for one cluster.
+    """
+    x, n = as_pairs(totals, counts)
+    mean = float(x.sum() / n.sum())
+    if x.size < 2:
+        return mean, math.nan
+    return mean, math.sqrt(float(((x - mean * n) ** 2).sum()) * x.size / (x.size - 1)) / float(n.sum())
+
+
 def mcnemar(before: Values, after: Values) -> float:
     """Exact two-sided McNemar p-value of paired binary scores: only the pairs that changed carry information.
 

@@ -32,7 +32,8 @@ class Arm(Settings):
     """One way of training. `set`: overrides of the recipe, as on the command line of `train`.
 
     recipe: instead of the study's base; budget: instead of the study's, which the table then says.
-    axes: {override key: values}; every combination is an arm of its own.
+    axes: {override key: values}; every combination is an arm of its own. alone: without the study's `set` and `axes`, such
+    as a teacher that others start from.
     """
 
     recipe: str | None = None
@@ -40,6 +41,7 @@ class Arm(Settings):
     axes: dict[str, list[Any]] = {}
     seeds: list[int] | None = None
     budget: Budget | None = None
+    alone: bool = False
     about: str = ""
 
 

@@ -187,7 +187,7 @@ def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, t
         tokenizer=policy.tokenizer,
         seed=recipe.seed,
         policy=policy.model,
-        sampler=open_sampler(recipe, policy, wrapped, usage),
+        sampler=open_sampler(recipe, policy, wrapped, usage, accelerator, display.say),
         scorer=CountedEngine(scorer, usage, policy.model),
         reference=open_reference(recipe, policy, learner, wrapped, accelerator.device, usage),
         open_model=Models(recipe, policy, wrapped, hooks, accelerator.device, state, usage, display.say),

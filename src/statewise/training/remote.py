@@ -121,7 +121,7 @@ def open_endpoint(
     """Probe the endpoint and open it. Raises EndpointError, or RecipeError where a named variable is not set."""
     client = Client(
         _address(settings),
-        key=_variable(settings.api_key_env, "api_key_env"),
+        key=variable(settings.api_key_env, "teacher.api_key_env"),
         concurrency=settings.concurrency,
         connect_seconds=settings.connect_seconds,
         timeout_seconds=settings.timeout_seconds,
@@ -161,15 +161,14 @@ def _wanted(recipe: Recipe, settings: TeacherModel) -> Wanted:
 
 def _address(settings: TeacherModel) -> str:
     address = settings.endpoint or ""
-    return _variable(address[1:], "endpoint") or "" if address.startswith("$") else address
+    return variable(address[1:], "teacher.endpoint") or "" if address.startswith("$") else address
 
 
-def _variable(name: str | None, field_name: str) -> str | None:
+def variable(name: str | None, where: str) -> str | None:
+    """The value of an environment variable. Raises RecipeError where the one that `where` names is not set."""
     if name is None:
         return None
     value = os.environ.get(name)
     if not value:
-        raise RecipeError(
-            f"teacher.{field_name}: the environment has no variable '{name}', or an empty one; export it first."
-        )
+        raise RecipeError(f"{where}: the environment has no variable '{name}', or an empty one; export it first.")
     return value

@@ -46,6 +46,8 @@ def take_step(training: Training) -> dict[str, float]:
     reported: dict[str, float] = {}
     world = replace(training.world, step=spent.step, progress=_progress(training), report=reported.update)
     torch.manual_seed(derive_seed(recipe.seed, "step", spent.step, world.rank))
+    if world.sampler is not None:
+        world.sampler.load(world.policy, spent.step)
     rollouts = recipe.source.sample(spent.step, recipe.batch.rollouts, world)
     for signal in recipe.signal:
         rollouts = signal.annotate(rollouts, world)

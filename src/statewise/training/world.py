@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,9 @@ class LearnerScorer:
         return out
 
 
-def open_sampler(recipe: Recipe, policy: LoadedPolicy, learner: Any, usage: Usage) -> CountedEngine | None:
+def open_sampler(
+    recipe: Recipe, policy: LoadedPolicy, learner: Any, usage: Usage, accelerator: Any, say: Callable[[str], None]
+) -> CountedEngine | None:
     """A sampler on the weights that are trained; None where the source samples nothing. `learner`: the wrapped one."""
     if not recipe.source.needs_policy:
         return None
@@ -59,7 +61,12 @@ def open_sampler(recipe: Recipe, policy: LoadedPolicy, learner: Any, usage: Usag
             "(FSDP), since a sampler calls the model outside the wrapped learner. Run data-parallel (DDP) or on one "
             "process, with model.adapter where memory is short."
         )
-    return CountedEngine(InProcessSampler(policy.model, pad_id=policy.pad_id), usage, policy.model, "generated_tokens")
+    sampler: Any = InProcessSampler(policy.model, pad_id=policy.pad_id)
+    if recipe.model.sampler.engine == "vllm":
+        from statewise.training.rollouts import open_vllm
+
+        sampler = open_vllm(recipe, policy, accelerator, say)
+    return CountedEngine(sampler, usage, policy.model, "generated_tokens")
 
 
 @dataclass(frozen=True)
