@@ -126,13 +126,21 @@ class Recipe(BaseModel):
     @property
     def hash(self) -> str:
         """Content hash, 12 hexadecimal digits: of every setting (defaults included) and of the text of plug-ins."""
-        digest = hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode())
+        return self._digest(self.model_dump(mode="json"))[:12]
+
+    @property
+    def identity(self) -> str:
+        """As `hash`, but of the settings that differ from their defaults: a later version with more settings keeps it."""
+        return self._digest(self.to_plain())[:12]
+
+    def _digest(self, settings: dict[str, Any]) -> str:
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         own = [name for part in (self.source, *self.signal) for name in part.files()]
         for name in [*(plugin for plugin in self.plugins if plugin.endswith(".py")), *own]:
             file = self._base_dir / name
             if file.is_file():
                 digest.update(file.read_bytes())
-        return digest.hexdigest()[:12]
+        return digest.hexdigest()
 
     def provided(self, author: str | None = None) -> frozenset[str]:
         """Columns and capabilities that source and signals write; on tokens of `author` alone, where it is given."""

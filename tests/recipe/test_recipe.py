@@ -38,6 +38,20 @@ def test_toml_round_trip_and_hash(tmp_path: Path):
 
 def test_defaults_spelled_out_do_not_change_the_hash():
     assert make(("optim.lr=1e-4", "batch.rollouts=32")).hash == make().hash
+    assert make(("optim.lr=1e-4", "batch.rollouts=32")).identity == make().identity != make(("seed=1",)).identity
+
+
+def test_a_new_setting_with_a_default_keeps_the_identity(monkeypatch: pytest.MonkeyPatch):
+    recipe = make()
+    before = recipe.identity, recipe.hash
+    dump = Recipe.model_dump
+
+    def with_more(self: Recipe, **options: object) -> dict[str, object]:
+        return {**dump(self, **options), **({} if options.get("exclude_defaults") else {"new": 1})}
+
+    monkeypatch.setattr(Recipe, "model_dump", with_more)
+    assert recipe.identity == before[0]
+    assert recipe.hash != before[1]
 
 
 def test_hash_follows_the_text_of_a_plugin(tmp_path: Path):

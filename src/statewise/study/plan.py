@@ -75,9 +75,9 @@ class Plan:
         """
         for name, seed in references([job.recipe.model.path]):
             return self.base_of(self.by_arm[name, job.seed if seed is None else seed])
-        model = job.recipe.model.model_dump(mode="json", exclude={"adapter", "gradient_checkpointing"})
-        started = job.recipe.model.adapter and job.recipe.model.adapter.path
-        told = [model, started, job.recipe.eval.model_dump(mode="json")]
+        plain, adapter = job.recipe.to_plain(), job.recipe.model.adapter
+        model = {k: v for k, v in plain.get("model", {}).items() if k not in ("adapter", "gradient_checkpointing")}
+        told = [model, adapter and adapter.path, plain.get("eval", {})]
         key = f"{BASE}-{hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]}"
         return key, job.recipe.model_copy(update={"budget": Budget(max_steps=0)})
 
@@ -217,7 +217,7 @@ def _identified(jobs: list[Job]) -> tuple[Job, ...]:
         if not ready:
             raise RecipeError(f"arms: {', '.join(sorted({arm for arm, _ in waiting}))} wait for each other (arm:...).")
         for job in ready:
-            told = [job.recipe.hash, *(done[need].identity for need in job.needs)]
+            told = [job.recipe.identity, *(done[need].identity for need in job.needs)]
             identity = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]
             done[job.arm, job.seed] = replace(job, identity=identity)
             del waiting[job.arm, job.seed]
