@@ -190,7 +190,11 @@ class Task(Component, role="task"):
 
 
 class Diagnostic(Component, role="diagnostic"):
-    """A table computed from a finished run directory, and figures drawn from the table."""
+    """What is seen of a run: while it trains, and in a table computed from its directory, with figures drawn from it."""
+
+    def watch(self, world: World) -> Any:
+        """A `statewise.training.hooks.Hook` that looks on while the run trains, opened before its first step; or None."""
+        return None
 
     @abstractmethod
     def compute(self, run: Any) -> list[dict[str, Any]]:

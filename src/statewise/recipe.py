@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, field_serializer, field_validator, model_validator
 
-from statewise.component import BASE_COLUMNS, Component, Signal, Source, build, load_plugin, parse
+from statewise.component import BASE_COLUMNS, Diagnostic, Signal, Source, build, load_plugin, parse
 from statewise.errors import RecipeError, nearest
 from statewise.objective import Term
 from statewise.overrides import apply_overrides
@@ -36,7 +36,7 @@ class Recipe(BaseModel):
     budget: Budget
     checkpoint: CheckpointSettings = CheckpointSettings()
     eval: EvalSettings = EvalSettings()
-    diagnostics: tuple[Component, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = ()
     plugins: tuple[str, ...] = ()
     seed: int = 0
 

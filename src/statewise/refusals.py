@@ -172,6 +172,14 @@ def _second_signal(recipe: Recipe) -> None:
         seen.add(part.kind)
 
 
+def _second_diagnostic(recipe: Recipe) -> None:
+    """Both would write the same file."""
+    kinds_seen = [part.kind for part in recipe.diagnostics]
+    for where, part in _named("diagnostics", recipe.diagnostics):
+        if kinds_seen.count(part.kind) > 1:
+            raise RecipeError(f"{where}: '{part.kind}' is named twice; expected once.")
+
+
 def _own_samples(recipe: Recipe) -> None:
     """Gold tokens that the policy's own past drew: their expected gradient is 0 where the policy is still the same."""
     for leaf in recipe.source.leaves:
@@ -268,4 +276,5 @@ RULES = (
     _sampled_reference,
     _partial_teacher,
     _full_training,
+    _second_diagnostic,
 )

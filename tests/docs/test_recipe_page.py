@@ -40,6 +40,7 @@ ROLES = {
     "Losses": "loss",
     "Weights": "weight",
     "Selectors": "selector",
+    "Diagnostics": "diagnostic",
 }
 OWN = re.compile(r"`(\w+)` = `([^`]*)`")
 
@@ -121,8 +122,7 @@ def test_tasks() -> None:
 
 
 def test_every_role_has_a_heading() -> None:
-    assert set(registry.BUILTIN) - set(ROLES.values()) == {"task", "diagnostic"}
-    assert built_in("diagnostic") == {}, "describe the new diagnostics in docs/recipe.md"
+    assert set(registry.BUILTIN) - set(ROLES.values()) == {"task"}
 
 
 def test_every_row_says_something() -> None:

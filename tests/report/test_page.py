@@ -65,7 +65,7 @@ def test_plotly_is_there_once_and_only_where_a_figure_is() -> None:
     page = render("t", "l", everything())
     assert page.count("plotly.js v") == 1
     assert 4_000_000 < len(page) < 6_000_000
-    head = page[: page.index("</style>")] + page[page.index("</style>") : page.index('id="figures"')]
+    head = page[: page.index("</style>")] + page[page.index("</style>") : page.index('id="figures-data"')]
     assert not re.search(r'(?:src|href)="https?:', head)  # nothing is fetched
 
 
@@ -73,7 +73,7 @@ def test_figures_keep_their_order_inside_details() -> None:
     page = render("t", "l", everything())
     ids = re.findall(r'class="plot" id="(figure-\d)" role="img" aria-label="([^"]*)"', page)
     assert [(name, text[-5:]) for name, text in ids] == [("figure-0", ids[0][1][-5:]), ("figure-1", "inner")]
-    kept = json.loads(page.split('id="figures">')[1].split("</script>")[0])
+    kept = json.loads(page.split('id="figures-data">')[1].split("</script>")[0])
     assert kept[0]["data"][0]["y"] == [1.0, None]
     assert kept[0]["layout"] == {}
 

@@ -91,11 +91,11 @@ def test_share_of_the_gradient_inside() -> None:
 def test_leading_directions_are_those_of_the_singular_value_decomposition() -> None:
     torch.manual_seed(0)
     left, right = torch.linalg.qr(torch.randn(40, 3, dtype=torch.float64)).Q, torch.linalg.qr(torch.randn(30, 3)).Q
-    matrix = left @ torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64)) @ right.double().T
+    matrix = (left @ torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64)) @ right.double().T).float()
     both = leading(matrix, 3, "both")
-    assert torch.allclose(both.project(matrix), matrix)
+    assert torch.allclose(both.project(matrix), matrix, atol=1e-5)
     one = leading(matrix, 1, "right")
-    assert one.left is None and float(one.project(matrix).norm()) == pytest.approx(3.0)
+    assert one.left is None and float(one.project(matrix).norm()) == pytest.approx(3.0, rel=1e-5)
 
 
 def test_sixteen_bits_are_refused_in_update_mode() -> None:
@@ -130,12 +130,16 @@ def _recipe(model_dir: Path, optim: dict[str, Any] | None = None, **changes: Any
     return Recipe.from_plain(plain, name="small")
 
 
+def leaks(run: RunDir) -> list[float]:
+    return [row["subspace/leaked"] for row in run.metrics() if "subspace/leaked" in row]
+
+
 def test_update_mode_confines_a_run_and_gradient_mode_does_not(first: Path, model_dir: Path, tmp_path: Path) -> None:
     leaked = {}
     for mode in ("update", "gradient"):
         settings = {"from": str(first), "at": 2, "rank": 4, "mode": mode}
         run = train(_recipe(model_dir, {"subspace": settings}), tmp_path / mode, quiet=True)
-        leaked[mode] = run.metrics()[-1]["subspace/leaked"]
+        leaked[mode] = leaks(run)[-1]
         before, after = (
             load_file(model_dir / "model.safetensors"),
             load_file(run.checkpoints()[LAST] / "model.safetensors"),
@@ -144,7 +148,7 @@ def test_update_mode_confines_a_run_and_gradient_mode_does_not(first: Path, mode
         assert moved and all(".self_attn." in name or ".mlp." in name for name in moved)
         name = "model.layers.1.mlp.down_proj.weight"
         target = load_file(first / "checkpoints" / "step_000002" / "model.safetensors")[name] - before[name]
-        right = leading(target.double(), 4, "right").right
+        right = leading(target.double(), 4, "right").right.double()
         change = (after[name] - before[name]).double()
         outside = float((change - change @ right @ right.T).square().sum() / change.square().sum())
         assert outside < 1e-9 if mode == "update" else outside > 1e-3
@@ -168,7 +172,7 @@ def test_killed_and_resumed_ends_with_the_same_bytes(
         assert weights_of(tmp_path / "cut", LAST, file) == weights_of(tmp_path / "whole", LAST, file)
     whole, cut = (RunDir.open(tmp_path / name) for name in ("whole", "cut"))
     assert losses_of(cut) == losses_of(whole)
-    assert [r["subspace/leaked"] for r in cut.metrics()] == [r["subspace/leaked"] for r in whole.metrics()]
+    assert leaks(cut) == leaks(whole)
 
 
 def test_two_processes_equal_one_and_shards_are_refused(
@@ -219,7 +223,8 @@ def test_optimizer_state_is_kept_by_name_or_reset(first: Path, model_dir: Path, 
 
 def test_where_the_subspace_comes_from(first: Path, model_dir: Path, tmp_path: Path) -> None:
     def of(**settings: Any) -> tuple[Path, Path]:
-        return places(Subspace.model_validate({"rank": 2, **settings}), "own")
+        end, base = places(Subspace.model_validate({"rank": 2, **settings}), "own")
+        return Path(end), Path(base)
 
     steps = first / "checkpoints"
     assert of(**{"from": str(first)}) == (steps / "step_000006", model_dir)

@@ -37,23 +37,29 @@ SHOWN = {
 }
 
 
+CHECKPOINTS = typer.Argument(
+    metavar="W0 W1 [W2 ...] | --trajectory RUN...",
+    help="Directories, PEFT adapters, runs (their newest checkpoint), hub ids, or tiny.",
+)
+MODULES = typer.Option("linear", help="q,k,v,o,gate,up,down,other,embed,lm_head,rest; attention, mlp, linear, all.")
+EXCLUDE = typer.Option([], help="Leave out matrices of this name or pattern; may be given several times.")
+CACHE = typer.Option(None, help="Keep decompositions of W0 here, and use first order where it is good enough.")
+TRAJECTORY = typer.Option(
+    False, "--trajectory", help="Follow each run over its checkpoints, or the checkpoints given, in order."
+)
+
+
 def command(
-    checkpoints: list[str] = typer.Argument(
-        metavar="W0 W1 [W2 ...]", help="Directories, PEFT adapters, runs (their newest checkpoint), hub ids, or tiny."
-    ),
+    checkpoints: list[str] = CHECKPOINTS,
     support: bool = typer.Option(False, "--support", help="Which entries differ in bf16."),
     update: bool = typer.Option(False, "--update", help="Norms, cosine, stable rank, top-k energy, Hill."),
     spectrum: bool = typer.Option(False, "--spectrum", help="NSS, drift ratio, effective ranks, Hill curve."),
     angles: bool = typer.Option(False, "--angles", help="Rotation of the leading singular subspaces."),
     masks: bool = typer.Option(False, "--masks", help="Principal and low-magnitude overlaps with their nulls."),
     everything: bool = typer.Option(False, "--all", help="All five tiers; support and update where none is named."),
-    modules: str = typer.Option(
-        "linear", help="q,k,v,o,gate,up,down,other,embed,lm_head,rest; attention, mlp, linear, all."
-    ),
+    modules: str = MODULES,
     layers: str = typer.Option(None, help="Such as 0-3,7; default: all."),
-    exclude: list[str] = typer.Option(
-        [], help="Leave out matrices of this name or pattern; may be given several times."
-    ),
+    exclude: list[str] = EXCLUDE,
     angle_k: int = typer.Option(512, min=1, help="Leading directions for angles; at most half the short side."),
     top: int = typer.Option(16, min=1, help="K: leading directions of the update."),
     hill_k: int = typer.Option(16, min=2, help="Singular values in the Hill estimate."),
@@ -61,9 +67,10 @@ def command(
     alpha: float = typer.Option(0.3, min=0.001, max=0.999, help="Density of the principal and the low mask."),
     tolerance: float = typer.Option(1e-5, min=0.0, help="Of the |D| <= tolerance rule."),
     values: str = typer.Option("stored", help="stored, or bf16 to round everything first."),
-    cache: Path = typer.Option(
-        None, help="Keep decompositions of W0 here, and use first order where it is good enough."
-    ),
+    cache: Path = CACHE,
+    trajectory: bool = TRAJECTORY,
+    draws: int = typer.Option(4, min=0, help="Of each null of a trajectory."),
+    threshold: float = typer.Option(0.9, min=0.0, max=1.0, help="Sim_K to the end of a locked subspace."),
     out: Path = typer.Option(None, help="Results; default geometry/NAME-KEY. The same command goes on where it ended."),
     workers: int = typer.Option(None, min=1, help="Processes, one thread each; default: by cores and memory."),
     device: str = typer.Option("cpu", help="cpu, or cuda for the decompositions."),
@@ -78,22 +85,25 @@ def command(
     from statewise.geometry import Selection, Settings, prepare
     from statewise.geometry.matrices import parse_layers
 
+    selection = Selection(tuple(modules.split(",")), parse_layers(layers), tuple(exclude))
+    if trajectory:
+        from statewise.cli.trajectory import command as follow
+
+        return follow(checkpoints, selection, (top, hill_k, draws, threshold), out, workers, as_json, quiet)
     chosen = {"support": support, "update": update, "spectrum": spectrum, "angles": angles, "masks": masks}
     tiers = tuple(name for name, wanted in chosen.items() if wanted or everything) or ("support", "update")
     where = str(cache) if cache else None
     settings = Settings(tiers, tolerance, top, hill_k, angle_k, rank, alpha, values, where, device)
-    selection = Selection(tuple(modules.split(",")), parse_layers(layers), tuple(exclude))
     comparison = prepare(_with_start(checkpoints), selection, settings)
     target = out or Path("geometry") / f"{Path(comparison.labels[-1]).name}-{comparison.key}"
-    rows = _run(comparison, target, workers, quiet)
-    _print(comparison, rows, target, as_json)
+    _print(comparison, _run(comparison, target, workers, quiet), target, as_json)
 
 
 def _run(comparison: Comparison, target: Path, workers: int | None, quiet: bool) -> list[dict[str, Any]]:
     from statewise.geometry import run
 
     count = _announce(comparison, target, workers, quiet)
-    with _Bar(quiet) as bar:
+    with Bar(quiet) as bar:
         try:
             return run(comparison, target, count, bar.update)
         except KeyboardInterrupt:
@@ -151,14 +161,14 @@ CHOICES = {
 }
 
 
-class _Bar:
+class Bar:
     """A bar on a terminal, a line every few seconds elsewhere, both on stderr."""
 
     def __init__(self, quiet: bool) -> None:
         self.quiet, self.last = quiet, 0.0
         self.bar: Any = None
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> Bar:
         if not self.quiet and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import Progress

@@ -1,1 +1,5 @@
-"""Diagnostics: tables computed from finished runs. None is built in yet; plug-ins register theirs by `kind`."""
+"""Diagnostics: what is looked at while a run trains, and tables made from what it leaves."""
+
+from statewise.diagnostics.geometry import Geometry
+
+__all__ = ["Geometry"]

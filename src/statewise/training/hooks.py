@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from statewise.errors import RecipeError, nearest
+from statewise.geometry.matrices import GROUPS, MODULES
 from statewise.training.distributed import is_sharded
 
 if TYPE_CHECKING:
@@ -79,14 +80,19 @@ def start_weights(recipe: Recipe, policy: LoadedPolicy, resumed: bool) -> dict[s
 def matrices(model: Any, modules: list[str]) -> dict[str, nn.Parameter]:
     """The weights of the linear modules, the output head left out, by parameter name; those of `modules` only, if any.
 
-    Raises RecipeError for a module that there is none of.
+    modules: such as "q_proj", or the names and groups of `statewise geometry`: "q", "attention", "mlp". Raises RecipeError
+    for one that there is none of.
     """
     found = dict(_linear(model))
-    known = {name.split(".")[-2] for name in found}
+    stems = {name: name.split(".")[-2] for name in found}
+    wanted: set[str] = set()
     for module in modules:
-        if module not in known:
-            raise RecipeError(f"modules: no linear module '{module}'{nearest(module, known)}")
-    return {name: p for name, p in found.items() if not modules or name.split(".")[-2] in modules}
+        parts = GROUPS.get(module, (module,))
+        named = {stem for part in parts for stem in (*MODULES.get(part, ()), part)} & set(stems.values())
+        if not named:
+            raise RecipeError(f"modules: no linear module '{module}'{nearest(module, {*stems.values(), *GROUPS})}")
+        wanted |= named
+    return {name: p for name, p in found.items() if not modules or stems[name] in wanted}
 
 
 def _linear(model: Any) -> Iterator[tuple[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,8 +47,12 @@ class Session:
             self.run.log(row)
             self.trackers.log(row, row["step"])
             for warning in self.alarms.see(row):
-                self.display.say(f"warning: {warning}")
-                self.run.update(warnings=[*self.run.info.get("warnings", []), warning])
+                self.warn(warning)
+
+    def warn(self, text: str) -> None:
+        """Say it, and keep it in run.json."""
+        self.display.say(f"warning: {text}")
+        self.run.update(warnings=[*self.run.info.get("warnings", []), text])
 
     def progress(self) -> float:
         training = self.training
@@ -204,13 +208,23 @@ def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, t
         recipe, accelerator, wrapped, optimizer, world, multiplier, Spent(), num_examples, policy.pad_id, usage, hooks
     )
     session = Session(recipe, run, policy, training, display, trackers)
+    _take_up(session, found, resume)
+    return session
+
+
+def _take_up(session: Session, found: Path | None, resume: bool) -> None:
+    """Bring the run to where it goes on, then open what looks at its weights: other models, diagnostics."""
+    from statewise.training import saving
+
+    training, recipe = session.training, session.recipe
     if resume:
         saving.restore(session, found)
     elif recipe.optim.state == "keep":
         saving.keep_optimizer(session)
     for model in recipe.models():
-        world.open_model(model)
-    return session
+        training.world.open_model(model)
+    world = replace(training.world, step=training.spent.step)
+    training.hooks += [hook for part in recipe.diagnostics if (hook := part.watch(world)) is not None]
 
 
 def _nowhere(row: dict[str, Any]) -> None:

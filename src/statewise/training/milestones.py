@@ -6,10 +6,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from statewise.errors import RecipeError
+from statewise.files import atomic_write, to_json
 from statewise.training import saving
 from statewise.training.distributed import is_sharded
 
 if TYPE_CHECKING:
+    from statewise.component import Diagnostic
     from statewise.training.loop import Session
 
 
@@ -50,6 +52,25 @@ def at_end(session: Session) -> None:
     if settings.at_end and not (step == 0 and settings.at_start):
         evaluate(session)
     saving.save(session, _best(session))
+    if session.is_main:
+        for part in session.recipe.diagnostics:
+            _diagnose(session, part)
+    session.training.accelerator.wait_for_everyone()
+
+
+def _diagnose(session: Session, part: Diagnostic) -> None:
+    """`diagnostics/<kind>.json`, and a page of its figures; the run is trained, so a fault in it is told and no more."""
+    from statewise.report.page import Figure, Section, write_page
+
+    stem = session.run.path / "diagnostics" / part.kind
+    try:
+        rows = part.compute(session.run)
+        atomic_write(stem.with_suffix(".json"), to_json(rows, indent=1) + "\n")
+        figures = [Figure(figure) for figure in part.render(rows)]
+        if figures:
+            write_page(stem.with_suffix(".html"), part.kind, part.describe(), [Section(session.run.path.name, figures)])
+    except Exception as error:
+        session.warn(f"diagnostic '{part.kind}' failed: {type(error).__name__}: {error}")
 
 
 def evaluate(session: Session) -> None:

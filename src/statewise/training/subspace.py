@@ -14,8 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from statewise.errors import RecipeError
+from statewise.geometry import krylov
+from statewise.geometry.checkpoints import Weights, open_checkpoint
+from statewise.geometry.spectrum import decompose
 from statewise.training.hooks import Hook
-from statewise.training.origin import Weights, places
+from statewise.training.origin import matrix, places
 from statewise.types import derive_seed
 
 if TYPE_CHECKING:
@@ -46,8 +49,11 @@ class Basis:
 
 def leading(matrix: Tensor, rank: int, side: str) -> Basis:
     """The `rank` leading singular directions of a matrix [m, n], all of them where it has fewer."""
-    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
-    return _sided(left[:, :rank], right[:rank].T, side)
+    found = krylov.leading(matrix.float(), rank)
+    if found.certified:
+        return _sided(torch.from_numpy(found.u), torch.from_numpy(found.v), side)
+    whole = decompose(Weights(matrix), rank)
+    return _sided(torch.from_numpy(whole.u.copy()), torch.from_numpy(whole.v.copy()), side)
 
 
 def _sided(left: Tensor, right: Tensor, side: str) -> Basis:
@@ -149,14 +155,14 @@ def _random(seed: int, settings: Subspace, kept: dict[str, nn.Parameter]) -> dic
 def _of_run(recipe: Recipe, kept: dict[str, nn.Parameter]) -> dict[str, Basis]:
     settings = recipe.optim.subspace
     assert settings is not None
-    end, base = (Weights(place) for place in places(settings, recipe.model.path))
+    end, base = (open_checkpoint(place) for place in places(settings, recipe.model.path))
     found = {}
     for name, parameter in kept.items():
-        change = end.matrix(name, parameter.shape) - base.matrix(name, parameter.shape)
+        change = matrix(end, name, parameter.shape) - matrix(base, name, parameter.shape)
         if not change.any():
             raise RecipeError(
-                f"optim.subspace: '{name}' is the same in {end.directory} and {base.directory}, so its change has no "
-                "direction. Name matrices that moved in optim.subspace.modules, or another `from`."
+                f"optim.subspace: '{name}' is the same in {end.label} and {base.label}, so its change has no direction. "
+                "Name matrices that moved in optim.subspace.modules, or another `from`."
             )
         found[name] = leading(change, settings.rank, settings.side)
     return found

@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const figures = JSON.parse(document.getElementById("figures-data").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const narrow = matchMedia("(max-width: 700px)");
   const FIRST = 10;  // items shown before "Show more"
