@@ -151,3 +151,34 @@ def test_panels_of_two_runs(points: list[str], tmp_path: Path) -> None:
     }  # fmt: skip
     assert all("<b>" not in trace["name"] for trace in figure["data"])
     assert sum(trace.get("showlegend", False) for trace in figure["data"]) == 2
+
+
+def test_the_command(points: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from statewise.cli import main
+
+    options = [
+        "--trajectory",
+        "--top",
+        str(K),
+        "--hill-k",
+        "4",
+        "--draws",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+        "--quiet",
+    ]
+    with pytest.raises(SystemExit) as ended:
+        main(["geometry", *points, *options, "--json"])
+    assert ended.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["runs"][0]["locks"]["sim_end"] == 0.25 and found["choices"]["threshold"] == 0.9
+    page = (tmp_path / "out" / "trajectory.html").read_text(encoding="utf-8")
+    assert "stable rank of D" in page and "Where each curve locks" in page
+    with pytest.raises(SystemExit):
+        main(["geometry", *points, *options])
+    printed = capsys.readouterr().out
+    assert "unrelated" in printed and f"K = {K} right singular vectors" in printed
+    with pytest.raises(SystemExit) as ended:
+        main(["geometry", points[0], *options])
+    assert ended.value.code == 2 and "expected a start and two or more points" in capsys.readouterr().err

@@ -36,6 +36,14 @@ def test_toml_round_trip_and_hash(tmp_path: Path):
     assert make(("seed=1",)).hash != recipe.hash
 
 
+def test_what_is_a_default_is_not_written():
+    text = make(("model.attention=auto", "diagnostics=[]", "objective.0.on=actions", "batch.rollouts=32")).to_toml()
+    for word in ("[model]", "diagnostics", "on =", "[batch]"):
+        assert word not in text, text
+    assert "adapter = {}" in make(("model.adapter={}",)).to_toml()  # a LoRA of default settings is no default
+    assert 'on = { kind = "random", share = 0.5 }' in make(("objective.0.on={kind='random', share=0.5}",)).to_toml()
+
+
 def test_defaults_spelled_out_do_not_change_the_hash():
     assert make(("optim.lr=1e-4", "batch.rollouts=32")).hash == make().hash
     assert make(("optim.lr=1e-4", "batch.rollouts=32")).identity == make().identity != make(("seed=1",)).identity

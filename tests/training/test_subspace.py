@@ -50,7 +50,7 @@ def rank_of(change: torch.Tensor) -> int:
 
 def test_a_projected_gradient_confines_sgd_and_not_adam() -> None:
     hook, change = confined("gradient", "sgd")
-    assert hook.leaked() < 1e-11 and rank_of(change) == K
+    assert hook.leaked() < 1e-9 and rank_of(change) == K
     hook, change = confined("gradient", "adamw")
     assert 0.02 < hook.leaked() < 0.4 and rank_of(change) == 48
 
@@ -64,7 +64,7 @@ def test_decay_leads_out_of_the_subspace_of_gradients() -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_projected_update_confines_every_optimizer(optimizer: str, side: str) -> None:
     hook, change = confined("update", optimizer, decay=0.1, side=side)
-    assert hook.leaked() < 1e-11 and rank_of(change) == K
+    assert hook.leaked() < 1e-9 and rank_of(change) == K
     assert change.norm() > 0.1
 
 

@@ -9,6 +9,7 @@ from statewise.report.scores import BASE, Scores
 
 Row = dict[str, Any]
 MANY = 4  # names in a list before it is cut
+FEW = 2  # arms that are told with their intervals; those of more are in the table
 
 
 def sentences(table: Scores) -> list[str]:
@@ -81,7 +82,9 @@ def _versus(table: Scores) -> list[str]:
     for verdict, word in words.items():
         chosen = [row for row in rows if row["verdict"] == verdict]
         if chosen:
-            told = ", ".join(f"{row['arm']} {estimate(row['difference'], '+.3f')}" for row in chosen)
+            few = len(chosen) <= FEW
+            named = [f"{row['arm']} {estimate(row['difference'], '+.3f')}" if few else row["arm"] for row in chosen]
+            told = ", ".join(named) if few else _names(named)
             found.append(f"{word} than {table.versus} on {table.target}: {told}.")
     return found
 

@@ -87,10 +87,13 @@ def _estimate(value: Row | None, form: str = ".3f") -> Value:
 
 
 def _p(row: Row | None) -> Value:
-    if row is None or row["p_holm"] is None:
+    """Holm's p-value, or the plain one of a probe; which of both is said."""
+    if row is None or row["p"] is None:
         return None
-    text = f"{row['p_holm']:.3f}" if row["p_holm"] >= 0.001 else "< 0.001"
-    return Cell(text, sort=row["p_holm"], hint=f"unadjusted {row['p']:.2g}")
+    adjusted = row["p_holm"] is not None
+    p = row["p_holm"] if adjusted else row["p"]
+    text = f"{p:.3f}" if p >= 0.001 else "< 0.001"
+    return Cell(text if adjusted else f"{text} unadjusted", sort=p, hint=f"unadjusted {row['p']:.2g}")
 
 
 def _contrasts(model: ReportModel) -> list[Block]:
@@ -103,7 +106,7 @@ def _contrasts(model: ReportModel) -> list[Block]:
             row["purpose"],
             _estimate(row["difference"], "+.3f"),
             f"{row['gained']} / {row['lost']}",
-            _p(row) or Cell(f"{row['p']:.3f} unadjusted", sort=row["p"]),
+            _p(row),
             row["verdict"],
         ]
         for row in model.contrasts

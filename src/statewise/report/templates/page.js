@@ -22,7 +22,7 @@
     return { layout: {
       colorway: isDark ? brighter : colours, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: text, size: 13, family: "system-ui, -apple-system, Segoe UI, Roboto, Noto Sans, sans-serif" },
-      xaxis: axis, yaxis: axis, hovermode: "closest",
+      xaxis: axis, yaxis: axis, hovermode: "closest", legend: { tracegroupgap: 0, font: { size: 12 } },
       hoverlabel: { bgcolor: isDark ? "#2a2f35" : "#ffffff", bordercolor: line, font: { color: text }, align: "left" },
     } };
   };
@@ -31,6 +31,7 @@
     const margin = small ? { l: 48, r: 12, t: 28, b: 48 } : { l: 60, r: 20, t: 28, b: 50 };
     const layout = { height: 380, margin, ...structuredClone(figure.layout), template: theme(dark.matches && !printing) };
     if (small && layout.showlegend !== false) layout.legend = { ...layout.legend, orientation: "h", x: 0, y: 1.02, yanchor: "bottom" };
+    if (small) layout.height += 12 * figure.data.filter((trace) => trace.showlegend !== false).length;  // the legend's lines
     return { ...layout, autosize: true };
   };
   const loadPlotly = () => {  // only now: compiling it takes longer than the rest of the page
