@@ -162,20 +162,25 @@ def subspace_null(shape: tuple[int, int], k: int) -> dict[str, float]:
 
 
 def subspace_spread(shape: tuple[int, int], k: int, participation: float) -> dict[str, float]:
-    """Standard deviations of those shares, given D's (Σσ²)² / Σσ⁴.
+    """Standard deviations of those shares, exact for Haar-random subspaces, given D's (Σσ²)² / Σσ⁴.
 
-    One side: with p_i = σ_i² / Σσ², Var = v (1/participation - (1 - 1/participation) / (d - 1)) for
-    v = 2 k (d - k) / (d² (d + 2)), the variance of the share of one unit vector in d dimensions. Both sides: the product of
-    two such shares, to first order in each.
+    A random projection P of rank k in d dimensions has E[P_ij P_kl] = a δ_ij δ_kl + b (δ_ik δ_jl + δ_il δ_jk) with
+    b = k (d - k) / (d (d - 1) (d + 2)) and d² a + 2 d b = k². The shares are Σ σ_i² P_ii and Σ σ_i σ_j P_ij Q_ij.
     """
-    sides = {}
-    for name, d in (("left", shape[0]), ("right", shape[1])):
-        one = 2 * k * (d - k) / (d**2 * (d + 2))
-        focus = 1 / participation
-        sides[name] = math.sqrt(max(one * (focus - (1 - focus) / max(d - 1, 1)), 0.0))
-    m, n = shape
-    both = math.hypot(sides["left"] * k / n, sides["right"] * k / m)
-    return {"both": both, **sides}
+    focus = 1 / participation
+    (a, b), (c, d) = (_moments(size, k) for size in shape)
+    squares = {
+        "both": a * c + 2 * focus * (a * d + b * c) + b * d * (2 + 2 * focus),
+        "left": a + 2 * b * focus,
+        "right": c + 2 * d * focus,
+    }
+    means = subspace_null(shape, k)
+    return {name: math.sqrt(max(square - means[name] ** 2, 0.0)) for name, square in squares.items()}
+
+
+def _moments(d: int, k: int) -> tuple[float, float]:
+    b = k * (d - k) / (d * max(d - 1, 1) * (d + 2))
+    return (k * k - 2 * d * b) / d**2, b
 
 
 def gate_jaccard(every: np.ndarray, a: GateNull, b: GateNull) -> float:

@@ -15,6 +15,7 @@ from statewise.stats import spectra
 HILL_CURVE = (5, 10, 16, 32, 64, 128, 256, 512, 1024)
 # Above these the first order is off by more than about half a percent of NSS, and of the angles.
 FIRST_ORDER_NORM, FIRST_ORDER_DEGREES = 2e-3, 3.0
+NOISE_DEGREES = 20.0  # of the yardstick alone, which may be some percent off
 
 
 def spectra_and_angles(origin: Origin, after: Weights, delta: Delta) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def _noise(s: np.ndarray, shape: tuple[int, int], norm: float, k: int, seed: int
     if not k:
         return {}
     found = dict(zip("uv", angles.noise_angles(s, shape, norm, k, seed), strict=True))
-    if max(values[0] for values in found.values()) > FIRST_ORDER_DEGREES:
+    if max(values[0] for values in found.values()) > NOISE_DEGREES:
         return {f"angle_{side}_noise_{name}": math.nan for side in found for name in ("max", "mean")}
     return {
         f"angle_{side}_noise_{name}": value
