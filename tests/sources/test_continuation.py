@@ -44,7 +44,11 @@ class Tokenizer:
 
 
 def world_with(policy: Writer, teacher: Writer, **changes: Any) -> World:
-    opened = SimpleNamespace(sampler=teacher, stop_ids=(EOS,))
+    opened = SimpleNamespace(
+        sampler=teacher,
+        stop_ids=(EOS,),
+        generate=lambda prompts, sampling, rows, folder: teacher.generate(prompts, sampling, rows=rows),
+    )
     scorer = SimpleNamespace(
         score=lambda texts, needs: [{"entropy": [0.0, 0.0, *([0.1, 0.3, 0.2, 0.3, 0.0, 0.0])]} for _ in texts]
     )

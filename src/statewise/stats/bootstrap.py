@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import NormalDist
 from typing import Literal
 
@@ -102,13 +102,7 @@ def resampled_means(columns_CN: np.ndarray, weights_N: np.ndarray, resamples: in
     if distinct.shape[1] <= FEW_VALUES:
         sums = random.multinomial(n, counts / n, size=resamples) @ distinct.T
         return sums[:, :-1] / sums[:, -1:]
-    rows = max(1, CHUNK // n)
-    sizes = [min(rows, resamples - start) for start in range(0, resamples, rows)]
-    parts = []
-    for size in sizes:
-        index = random.integers(n, size=(size, n))
-        parts.append(np.stack([line[index].sum(1) for line in table], 1))
-    sums = np.concatenate(parts)
+    sums = np.concatenate([counts @ table.T for counts in _redrawn(random, resamples, n)])
     return sums[:, :-1] / sums[:, -1:]
 
 
@@ -124,16 +118,22 @@ def resampled_seeds(
         return resampled_means(columns_CSN[:, 0], weights_N, resamples, [seed, stream])
     even = np.full(num_seeds, 1 / num_seeds)
     shares = np.random.default_rng(seed).multinomial(num_seeds, even, size=resamples) / num_seeds
-    random = np.random.default_rng([seed, stream])
-    rows = max(1, CHUNK // n)
-    parts = []
-    for start in range(0, resamples, rows):
-        part = shares[start : start + rows]
-        index = random.integers(n, size=(len(part), n))
-        total = weights_N[index].sum(1)
-        sums = [np.take_along_axis((part @ column) * weights_N, index, 1).sum(1) for column in columns_CSN]
-        parts.append(np.stack([value / total for value in sums], 1))
+    parts, start = [], 0
+    for counts in _redrawn(np.random.default_rng([seed, stream]), resamples, n):
+        weighted, part = counts * weights_N, shares[start : start + len(counts)]
+        sums = [((weighted @ column.T) * part).sum(1) for column in columns_CSN]
+        parts.append(np.stack(sums, 1) / weighted.sum(1, keepdims=True))
+        start += len(counts)
     return np.concatenate(parts)
+
+
+def _redrawn(random: np.random.Generator, resamples: int, n: int) -> Iterator[np.ndarray]:
+    """[size, N] float: how often each of n items is drawn in resample after resample, a chunk at a time."""
+    rows = max(1, CHUNK // n)
+    for start in range(0, resamples, rows):
+        size = min(rows, resamples - start)
+        cells = random.integers(n, size=(size, n)) + np.arange(size)[:, None] * n
+        yield np.bincount(cells.ravel(), minlength=size * n).reshape(size, n).astype(float)
 
 
 def interval_of(draws: np.ndarray, confidence: float = 0.95) -> Interval:
