@@ -26,7 +26,7 @@ def factors(w: torch.Tensor, rank: int) -> tuple[np.ndarray, np.ndarray, np.ndar
 def counted(w: torch.Tensor, after: torch.Tensor, alpha: float = 0.3, rank: int = 64) -> masks.MaskCounts:
     principal = masks.PrincipalMask.largest(*factors(w, rank), alpha)
     codes = to_codes(w)
-    return masks.count_masks(codes, changed(codes, to_codes(after)), principal, alpha)
+    return masks.count_masks(codes, masks.count_codes(codes), changed(codes, to_codes(after)), principal, alpha)
 
 
 def noise_of_density(w: torch.Tensor, density: float, seed: int = 1) -> torch.Tensor:
@@ -128,7 +128,9 @@ def test_independent_masks_overlap_by_their_density() -> None:
     random = np.random.default_rng(7)
     w = heavy_tailed()
     codes, moved = to_codes(w), random.random((SIDE, SIDE)) < 0.4
-    counts = masks.count_masks(codes, moved, masks.PrincipalMask.largest(*factors(w, 32), 0.3), 0.3)
+    counts = masks.count_masks(
+        codes, masks.count_codes(codes), moved, masks.PrincipalMask.largest(*factors(w, 32), 0.3), 0.3
+    )
     spread = math.sqrt(0.3 * 0.7 / moved.sum())
     for mask in ("principal", "low"):
         null = nulls.permutation_null(counts, mask, "matrix")
@@ -147,7 +149,9 @@ def test_permutation_within_rows_keeps_stripes() -> None:
     w = (torch.randn(128, 128, generator=torch.Generator().manual_seed(0)) * scale).bfloat16()
     moved = np.zeros((128, 128), dtype=bool)
     moved[:40] = np.random.default_rng(8).random((40, 128)) < 0.5
-    counts = masks.count_masks(to_codes(w), moved, masks.PrincipalMask.largest(*factors(w, 8), 0.3), 0.3)
+    counts = masks.count_masks(
+        to_codes(w), masks.count_codes(to_codes(w)), moved, masks.PrincipalMask.largest(*factors(w, 8), 0.3), 0.3
+    )
     rows, whole = (nulls.permutation_null(counts, "low", within) for within in ("rows", "matrix"))
     assert abs(counts.overlap("low") - rows.mean) < 4 * rows.sd
     assert counts.overlap("low") - whole.mean > 20 * whole.sd
@@ -163,7 +167,7 @@ def test_masks_are_what_sorting_gives() -> None:
     exact = np.abs((u * s) @ v.T)
     assert chosen.sum() == round(0.25 * exact.size)
     assert exact[chosen].min() >= exact[~chosen].max() * (1 - 1e-5)
-    weights, ties = masks.low_weights(to_codes(w), 0.25)
+    weights, ties = masks.low_weights(masks.count_codes(to_codes(w)), 0.25)
     magnitude = to_codes(w) & 0x7FFF
     assert weights[magnitude].sum() == pytest.approx(0.25 * w.numel(), rel=1e-9)
     threshold = from_codes(np.array([magnitude[weights[magnitude] == 1].max()]))[0]
@@ -174,7 +178,7 @@ def test_masks_are_what_sorting_gives() -> None:
 def test_massive_ties_are_split_and_told() -> None:
     w = torch.full((32, 32), 0.5).bfloat16()
     w[:4] = 1.0
-    weights, ties = masks.low_weights(to_codes(w), 0.35)
+    weights, ties = masks.low_weights(masks.count_codes(to_codes(w)), 0.35)
     assert weights[to_codes(w) & 0x7FFF].mean() == pytest.approx(0.35) and ties == pytest.approx(28 / 32)
 
 

@@ -8,8 +8,8 @@ import torch
 
 from statewise.geometry import krylov
 from statewise.geometry.checkpoints import LowRank, Weights
-from statewise.geometry.spectrum import decompose, factored, singular_values
-from statewise.stats.spectra import shift_floor, spectral_shift, subspace_similarity
+from statewise.geometry.spectrum import decompose, factored, singular_values, update_values
+from statewise.stats.spectra import effective_rank, hill, shift_floor, spectral_shift, subspace_similarity
 
 
 def power_law(n: int, seed: int = 0) -> torch.Tensor:
@@ -69,6 +69,22 @@ def test_nan_is_refused() -> None:
     w[3, 4] = math.nan
     with pytest.raises(ArithmeticError, match="NaN"):
         singular_values(Weights(w))
+
+
+@pytest.mark.parametrize("shape", [(256, 256), (256, 400), (400, 256)])
+def test_values_of_an_update_in_float32(shape: tuple[int, int]) -> None:
+    delta = update(400)[: shape[0], : shape[1]].contiguous()
+    exact, found = singular_values(Weights(delta)), update_values(delta)
+    assert not np.array_equal(exact, found) and np.linalg.norm(found - exact) < 1e-5 * np.linalg.norm(exact)
+    for number in (lambda s: effective_rank(s, 1), lambda s: effective_rank(s, 2), lambda s: hill(s, 128)):
+        assert number(found) == pytest.approx(number(exact), rel=1e-5)
+
+
+def test_an_update_that_float32_would_blur_is_taken_exactly() -> None:
+    generator = torch.Generator().manual_seed(0)
+    direction = torch.randn(200, 1, generator=generator) @ torch.randn(1, 200, generator=generator)
+    delta = 1e4 * direction / direction.norm() + torch.randn(200, 200, generator=generator) / 200
+    assert np.array_equal(update_values(delta), singular_values(Weights(delta)))
 
 
 def test_floor_of_the_shift() -> None:

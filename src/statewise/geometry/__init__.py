@@ -11,7 +11,6 @@ from typing import Any
 _EXPORTS = {
     "Settings": "statewise.geometry.origin",
     "TIERS": "statewise.geometry.origin",
-    "measure": "statewise.geometry.measure",
     "Origin": "statewise.geometry.origin",
     "Selection": "statewise.geometry.matrices",
     "Matrix": "statewise.geometry.matrices",
@@ -20,7 +19,6 @@ _EXPORTS = {
     "open_checkpoint": "statewise.geometry.checkpoints",
     "prepare": "statewise.geometry.compare",
     "run": "statewise.geometry.compare",
-    "aggregate": "statewise.geometry.aggregate",
     "decompose": "statewise.geometry.spectrum",
     "leading": "statewise.geometry.krylov",
 }

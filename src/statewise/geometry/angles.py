@@ -59,27 +59,27 @@ def first_order(known: Known, delta: torch.Tensor, k: int) -> FirstOrder:
     import torch
 
     u, v, s = known.u, known.v, known.s[: known.u.shape[1]]
-    head, side = u[:, :k].T @ delta, delta @ v[:, :k]
-    rows, columns = (head @ v).double().numpy(), (u.T @ side).double().numpy()
-    diagonal = torch.cat(
-        [
-            ((u[:, i : i + ROWS].T @ delta) * v[:, i : i + ROWS].T).sum(1, dtype=torch.float64)
-            for i in range(0, len(s), ROWS)
-        ]
-    )
+    size = max(ROWS, k)
+    diagonal, below = [], []
+    head = delta[:0]
+    for low in range(0, len(s), size):
+        part = u[:, low : low + size].T @ delta
+        head = part[:k].clone() if low == 0 else head
+        below.append(part @ v[:, :k])
+        diagonal.append((part * v[:, low : low + size].T).sum(1, dtype=torch.float64))
+    columns, rows = torch.cat(below).double().numpy(), (head @ v).double().numpy()
+    tall, wide = (side.shape[0] > len(s) for side in (u, v))
     outside = {
-        "left": _outside(side.T, columns.T, u.shape[0] > len(s)),
-        "right": _outside(head, rows, v.shape[0] > len(s)),
+        "left": _outside((delta @ v[:, :k]).T, columns.T) if tall else None,
+        "right": _outside(head, rows) if wide else None,
     }
     left, right = _turns(s, columns[k:], rows[:, k:].T, outside, k)
-    after = np.sort(np.abs(s + diagonal.numpy()))[::-1]
+    after = np.sort(np.abs(s + torch.cat(diagonal).numpy()))[::-1]
     return FirstOrder(np.concatenate([after, known.s[len(s) :]]), left, right)
 
 
-def _outside(products: torch.Tensor, inside: np.ndarray, longer: bool) -> np.ndarray | None:
+def _outside(products: torch.Tensor, inside: np.ndarray) -> np.ndarray:
     """The Gram matrix [k, k] of what lies outside the known vectors: all of it less what lies within."""
-    if not longer:
-        return None
     whole = products.double()
     return (whole @ whole.T).numpy() - inside @ inside.T
 

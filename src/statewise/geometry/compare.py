@@ -9,15 +9,11 @@ OUT/results.json       choices, notes, aggregates, and the rows without curves
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from io import BytesIO
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +27,7 @@ from statewise.geometry.matrices import Matrix, Selection, match
 from statewise.geometry.measure import Measured, measure
 from statewise.geometry.nulls import gate_jaccard
 from statewise.geometry.origin import Origin, Settings
+from statewise.geometry.workers import each
 from statewise.stats.spectra import subspace_similarity
 
 SCHEMA = 1
@@ -116,7 +113,7 @@ def run(
             done[index] = _read(file)
     left = [index for index in range(len(comparison.matrices)) if index not in done]
     tell = progress or (lambda count, total, name: None)
-    for index, rows in _results(comparison, left, workers):
+    for index, rows in each(measure_matrix, comparison, left, workers):
         done[index] = rows
         if parts is not None:
             atomic_write(_part(parts, comparison, index), _parquet(rows))
@@ -149,43 +146,6 @@ def _part(parts: Path | None, comparison: Comparison, index: int) -> Path:
     return parts / f"{index:04d}_{re.sub(r'[^A-Za-z0-9.-]', '_', comparison.matrices[index].name)}.parquet"
 
 
-def _results(comparison: Comparison, indices: Sequence[int], workers: int) -> Iterator[tuple[int, list[Row]]]:
-    """As they come: in this process for one worker, else in processes that inherit one thread each."""
-    if workers <= 1 or len(indices) <= 1:
-        for index in indices:
-            yield index, measure_matrix(comparison, index)
-        return
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    context = get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(indices)), context, _start, (comparison,)) as pool:
-        waiting = {pool.submit(_work, index): index for index in indices}
-        try:
-            for future in as_completed(waiting):
-                yield waiting[future], future.result()
-        except BrokenProcessPool:
-            raise RunError(
-                "a worker was killed, most likely for want of memory; run the same command again with fewer --workers: "
-                "what was finished is kept."
-            ) from None
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-_shared: list[Comparison] = []
-
-
-def _start(comparison: Comparison) -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    _shared[:] = [comparison]
-
-
-def _work(index: int) -> list[Row]:
-    return measure_matrix(_shared[0], index)
-
-
 def measure_matrix(comparison: Comparison, index: int) -> list[Row]:
     """The rows of one matrix, one for each checkpoint; what they share of W0 is computed once."""
     matrix, (start, *ends) = comparison.matrices[index], comparison.checkpoints
@@ -193,7 +153,7 @@ def measure_matrix(comparison: Comparison, index: int) -> list[Row]:
         origin = Origin(matrix, matrix.of(start), comparison.settings)
         found = [_lean(measure(origin, matrix.of(end))) for end in ends]
     except ArithmeticError as error:
-        raise CheckpointError(f"{matrix.name}: {error}; look at it with --tier support, or --exclude it.") from None
+        raise CheckpointError(f"{matrix.name}: {error}; count them with --support alone, or --exclude it.") from None
     rows = [{"checkpoint": end.label, **measured.row} for end, measured in zip(ends, found, strict=True)]
     if len(found) > 1:
         for row, measured in zip(rows, found, strict=True):

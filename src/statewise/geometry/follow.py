@@ -7,20 +7,17 @@ OUT/parts/*.parquet       a file a run and matrix; those that are there are not 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from io import BytesIO
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from statewise.errors import RecipeError, RunError
 from statewise.files import atomic_write, to_json
 from statewise.geometry.trajectory import Choices, Row, Trajectory, locks, means, measure_matrix
+from statewise.geometry.workers import each
 
 SCHEMA = 1
 Progress = Callable[[int, int, str], None]
@@ -54,7 +51,8 @@ def follow(
     jobs = [(t, m) for t, trajectory in enumerate(trajectories) for m in range(len(trajectory.matrices))]
     files = {job: parts / f"{job[0]:02d}_{job[1]:04d}.parquet" for job in jobs}
     done = {job: read_parquet(file) for job, file in files.items() if file.is_file()}
-    for job, rows in _results(trajectories, choices, [job for job in jobs if job not in done], workers):
+    left = [job for job in jobs if job not in done]
+    for job, rows in each(_measure, (trajectories, choices), left, workers):
         done[job] = rows
         atomic_write(files[job], parquet(rows))
         progress(len(done), len(jobs), trajectories[job[0]].matrices[job[1]].name)
@@ -88,40 +86,9 @@ def _open(out: Path, key: str) -> Path:
     return out / "parts"
 
 
-def _results(
-    trajectories: Sequence[Trajectory], choices: Choices, jobs: Sequence[Job], workers: int
-) -> Iterator[tuple[Job, list[Row]]]:
-    """As they come: in this process for one worker, else in processes of one thread each."""
-    if workers <= 1 or len(jobs) <= 1:
-        for job in jobs:
-            yield job, measure_matrix(trajectories[job[0]], job[1], choices)
-        return
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    shared = (trajectories, choices)
-    with ProcessPoolExecutor(min(workers, len(jobs)), get_context("spawn"), _start, shared) as pool:
-        waiting = {pool.submit(_work, job): job for job in jobs}
-        try:
-            for future in as_completed(waiting):
-                yield waiting[future], future.result()
-        except BrokenProcessPool:
-            raise RunError("a worker was killed; run the same command again with fewer --workers.") from None
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-_shared: list[Any] = []
-
-
-def _start(trajectories: Sequence[Trajectory], choices: Choices) -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    _shared[:] = [trajectories, choices]
-
-
-def _work(job: Job) -> list[Row]:
-    return measure_matrix(_shared[0][job[0]], job[1], _shared[1])
+def _measure(shared: tuple[Sequence[Trajectory], Choices], job: Job) -> list[Row]:
+    trajectories, choices = shared
+    return measure_matrix(trajectories[job[0]], job[1], choices)
 
 
 def parquet(rows: Sequence[Row]) -> bytes:

@@ -59,10 +59,11 @@ def leading(delta: torch.Tensor, k: int, seed: int = 0, max_blocks: int = MAX_BL
         fresh = delta.T @ images[:, -width:]
         fresh = _orthonormal_to(basis, fresh)
         basis, images = torch.cat([basis, fresh], 1), torch.cat([images, delta @ fresh], 1)
-        if blocks < 3 and blocks < max_blocks:
+        last = blocks == max_blocks or basis.shape[1] + width > min(m, n)
+        if not last and (blocks < 3 or blocks % 2 == 0):  # looking costs half as much as a block
             continue
         found = _ritz(delta, basis, images, k, before, blocks + 1)
-        if found.certified or basis.shape[1] + width > min(m, n):
+        if found.certified or last:
             break
         before = found
     return found

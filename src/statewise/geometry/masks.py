@@ -33,17 +33,27 @@ def row_blocks(shape: tuple[int, int]) -> Iterator[tuple[int, int]]:
         yield low, min(low + size, shape[0])
 
 
-def low_weights(codes: np.ndarray, alpha: float) -> tuple[np.ndarray, float]:
-    """Weight of each magnitude code [32768] in the low mask, and the share of entries that tie at its threshold."""
-    counts = np.zeros(NUM_MAGNITUDES, dtype=np.int64)
-    for low, high in row_blocks(codes.shape):
-        counts += np.bincount((codes[low:high] & MAGNITUDE).ravel(), minlength=NUM_MAGNITUDES)
-    wanted = alpha * codes.size
+def count_codes(codes: np.ndarray) -> np.ndarray:
+    """Entries by code [65536]."""
+    counts = np.zeros(NUM_CODES, dtype=np.int64)
+    for low, high in row_blocks((codes.shape[0], codes.shape[1])):
+        counts += np.bincount(codes[low:high].ravel(), minlength=NUM_CODES)
+    return counts
+
+
+def low_weights(every: np.ndarray, alpha: float) -> tuple[np.ndarray, float]:
+    """Weight of each magnitude code [32768] in the low mask, and the share of entries that tie at its threshold.
+
+    `every`: the entries by code [65536].
+    """
+    counts = every[:NUM_MAGNITUDES] + every[NUM_MAGNITUDES:]
+    size = int(counts.sum())
+    wanted = alpha * size
     below = np.cumsum(counts) - counts
     room = np.maximum(counts, 1)
     weights = np.clip((wanted - below) / room, 0.0, 1.0)
     at = int(np.searchsorted(np.cumsum(counts), wanted))
-    return weights, float(counts[min(at, NUM_MAGNITUDES - 1)] / codes.size)
+    return weights, float(counts[min(at, NUM_MAGNITUDES - 1)] / size)
 
 
 @dataclass(frozen=True)
@@ -121,9 +131,11 @@ class MaskCounts:
         return float(self.masks_moved[mask].sum() / self.num_moved) if self.num_moved else float("nan")
 
 
-def count_masks(codes: np.ndarray, moved: np.ndarray, principal: PrincipalMask, alpha: float) -> MaskCounts:
-    """`codes` of W0 and the changed mask, both [m, n]."""
-    weights, ties = low_weights(codes, alpha)
+def count_masks(
+    codes: np.ndarray, every: np.ndarray, moved: np.ndarray, principal: PrincipalMask, alpha: float
+) -> MaskCounts:
+    """`codes` of W0 and the changed mask, both [m, n]; `every`: `count_codes(codes)`."""
+    weights, ties = low_weights(every, alpha)
     weights = weights.astype(np.float32)
     table = np.zeros((4, NUM_CODES), dtype=np.int64)
     lines = [{name: np.zeros(size) for name in ("moved", "principal", "low", "both")} for size in codes.shape]
@@ -136,7 +148,7 @@ def count_masks(codes: np.ndarray, moved: np.ndarray, principal: PrincipalMask, 
             lines[0][name][low:high] = values.sum(axis=1, dtype=np.float64)
             lines[1][name] += values.sum(axis=0, dtype=np.float64)
     share = weights[np.arange(NUM_CODES) & int(MAGNITUDE)].astype(np.float64)
-    every, change = table.sum(axis=0), table[1] + table[3]
+    change = table[1] + table[3]
     return MaskCounts(
         every,
         change,

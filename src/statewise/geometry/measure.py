@@ -61,6 +61,8 @@ def measure(origin: Origin, after: Weights) -> Measured:
     if not settings.has("update", "spectrum", "angles", "masks"):
         return Measured(row, moved)
     delta = Delta.of(origin.before, after)
+    if not math.isfinite(delta.norm):
+        raise ArithmeticError(spectrum.NOT_FINITE)
     if min(matrix.shape) > 1 and delta.norm > 0:
         lead = _leading(delta, min(max(settings.top, settings.hill_k, *ENERGIES), origin.short), settings)
     row |= _update(origin, after, delta, lead)

@@ -77,10 +77,7 @@ class Origin:
     @cached_property
     def counts(self) -> np.ndarray:
         """Entries by code [65536]."""
-        counts = np.zeros(codes.NUM_CODES, dtype=np.int64)
-        for low, high in masks.row_blocks(self.matrix.shape):
-            counts += np.bincount(self.codes[low:high].ravel(), minlength=codes.NUM_CODES)
-        return counts
+        return masks.count_codes(self.codes)
 
     @cached_property
     def known(self) -> Known | None:

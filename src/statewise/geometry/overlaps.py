@@ -22,7 +22,7 @@ def overlaps(
 ) -> tuple[dict[str, Any], nulls.GateNull | None]:
     """Overlaps beside their nulls, and the share of D in the leading subspaces of W0."""
     settings, shape = origin.settings, origin.matrix.shape
-    counts = masks.count_masks(origin.codes, moved, origin.principal, settings.alpha)
+    counts = masks.count_masks(origin.codes, origin.counts, moved, origin.principal, settings.alpha)
     found: dict[str, Any] = {"mask_rank": origin.rank, "mask_alpha": settings.alpha, "low_ties": counts.ties}
     gates = {law: nulls.gate_null(counts, law) for law in ("gaussian", "sign")}
     if _is_finer(after):

@@ -8,16 +8,24 @@ short side instead of a bidiagonal one of the whole matrix.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from statewise.geometry import tridiagonal
 from statewise.geometry.checkpoints import LowRank, Weights
+from statewise.stats.spectra import shift_floor
+
+if TYPE_CHECKING:
+    import torch
 
 BLOCK = 2048  # rows or columns turned to float64 at once: 64 MiB at 4096
 RELIABLE = 1e-6  # a singular vector from a Gram matrix means nothing below this share of σ_1
 DIRECT = 64  # up to this short side LAPACK's whole eigenproblem is as quick
 ORTHONORMAL = 1e-10
+SEPARATE = 1e-6  # vectors of a tridiagonal that overlap by more are made anew by LAPACK's stemr, others by QR
+SINGLE_FLOOR = 1e-3  # bound on what float32 may add to the norm of a spectrum; what it does add is a hundredth of that
+NOT_FINITE = "holds NaN or infinite values"
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,7 @@ def decompose(weights: Weights, k: int, device: str = "cpu") -> Decomposition:
     values, short = eigen(gram_of(weights, tall, device), k)
     s = np.sqrt(np.maximum(values, 0))
     short = short[:, : int(np.count_nonzero(s[: short.shape[1]] > RELIABLE * s[0]))] if s[0] > 0 else short[:, :0]
+    short = orthonormal(short)
     long = orthonormal(other_side(weights, short, s, tall, device))
     return Decomposition(s, long, short) if tall else Decomposition(s, short, long)
 
@@ -87,10 +96,13 @@ def gram_of(weights: Weights, tall: bool, device: str) -> Any:
 def eigen(gram: Any, k: int) -> tuple[np.ndarray, np.ndarray]:
     """All eigenvalues, descending, and the k leading eigenvectors [p, k] of a symmetric matrix, which is overwritten.
 
-    LAPACK: reduction to a tridiagonal, its values (sterf), and of the vectors only those asked for (stemr), turned back.
+    For some vectors: LAPACK's reduction to a tridiagonal, its values, the vectors asked for, turned back. Raises
+    ArithmeticError where the matrix is not finite.
     """
     p = gram.shape[0]
     k = min(k, p)
+    if k == 0:
+        return _values(gram), np.zeros((p, 0))
     if not isinstance(gram, np.ndarray):
         import torch
 
@@ -105,36 +117,69 @@ def eigen(gram: Any, k: int) -> tuple[np.ndarray, np.ndarray]:
     reflectors, diagonal, beside, tau, _ = lapack.dsytrd(gram, lower=1, lwork=int(size), overwrite_a=1)
     values, failed = lapack.dsterf(diagonal, beside)
     if failed:
-        raise ArithmeticError("the eigenvalues did not converge: the matrix holds NaN or infinite values")
-    if k == 0:
-        return values[::-1], np.zeros((p, 0))
-    vectors = _tridiagonal_vectors(diagonal, beside, k)
+        raise ArithmeticError(NOT_FINITE)
+    vectors = _tridiagonal_vectors(diagonal, beside, values[p - k :])
     return values[::-1], _turned_back(reflectors, tau, vectors)[:, ::-1]
 
 
-def _tridiagonal_vectors(diagonal: np.ndarray, beside: np.ndarray, k: int) -> np.ndarray:
-    """Eigenvectors of the k largest eigenvalues, ascending."""
-    from scipy.linalg import eigh_tridiagonal, lapack
+def _values(gram: Any) -> np.ndarray:
+    """All eigenvalues, descending; by torch, whose reduction is the quicker one."""
+    import torch
+
+    # The lower triangle of a Fortran array is the upper one of its transpose, which torch can read in place.
+    tensor = torch.from_numpy(gram.T) if isinstance(gram, np.ndarray) else gram
+    try:
+        return torch.linalg.eigvalsh(tensor, UPLO="U").flip(0).cpu().numpy()
+    except RuntimeError:
+        raise ArithmeticError(NOT_FINITE) from None
+
+
+def _tridiagonal_vectors(diagonal: np.ndarray, beside: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Of its largest eigenvalues, ascending as they are."""
+    found = tridiagonal.vectors(diagonal, beside, values)
+    if np.abs(found.T @ found - np.eye(len(values))).max() < SEPARATE:  # false for NaN too
+        return found
+    from scipy.linalg import eigh_tridiagonal
 
     p = len(diagonal)
-    padded = np.append(beside, 0.0)
-    bounds = (diagonal, padded, 2, 0.0, 1.0, p - k + 1, p)  # 2: by index
-    work, integers, _ = lapack.dstemr_lwork(*bounds)
-    found, _, vectors, failed = lapack.dstemr(*bounds, lwork=int(work), liwork=int(integers))
-    if failed or found != k:
-        return eigh_tridiagonal(diagonal, beside, select="i", select_range=(p - k, p - 1))[1]
-    return np.asfortranarray(vectors[:, :k])
+    return np.asarray(eigh_tridiagonal(diagonal, beside, select="i", select_range=(p - len(values), p - 1))[1])
 
 
 def _turned_back(reflectors: np.ndarray, tau: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     """Q z for the Q of the reduction, which leaves the first coordinate alone."""
     from scipy.linalg import lapack
 
-    lower = np.asfortranarray(reflectors[1:, :-1])
+    p = len(vectors)
+    # Columns without their first entry: a view that starts one entry later and whose last row is not read.
+    lower = reflectors.reshape(-1, order="F")[1 : 1 + p * (p - 1)].reshape(p, p - 1, order="F")
     rest = np.asfortranarray(vectors[1:])
     _, work, _ = lapack.dormqr("L", "N", lower, tau, rest, -1)
     turned, _, _ = lapack.dormqr("L", "N", lower, tau, rest, int(work[0]), overwrite_c=1)
     return np.vstack([vectors[:1], turned])
+
+
+def update_values(delta: torch.Tensor, device: str = "cpu") -> np.ndarray:
+    """All singular values of an update [m, n] in float32: by a float32 Gram matrix, or a float64 one where that is too coarse.
+
+    Good to eps σ_1² / σ_i: the sums made of them (ranks, norms) to about 1e-5, a value below 1e-3 σ_1 only to its size.
+    """
+    import torch
+
+    if min(delta.shape) > DIRECT:
+        values = torch.from_numpy(_values(_single_gram(delta, device))).double().clamp_min(0).sqrt().numpy()
+        if shift_floor(values, float(np.finfo(np.float32).eps)) < SINGLE_FLOOR:
+            return values
+    return singular_values(Weights(delta), device)
+
+
+def _single_gram(delta: torch.Tensor, device: str) -> Any:
+    from scipy.linalg.blas import ssyrk
+
+    tall = delta.shape[0] > delta.shape[1]
+    if device != "cpu":
+        delta = delta.to(device)
+        return delta.T @ delta if tall else delta @ delta.T
+    return ssyrk(1.0, delta.numpy().T, trans=0 if tall else 1, lower=1)
 
 
 def other_side(

@@ -64,8 +64,8 @@ def _noise(s: np.ndarray, shape: tuple[int, int], norm: float, k: int, seed: int
 
 
 def _describe_spectra(old: np.ndarray, new: np.ndarray, delta: Delta, settings: Settings) -> dict[str, Any]:
-    own = delta.factored.s if delta.factored else spectrum.singular_values(Weights(delta.dense), settings.device)
-    ks = [k for k in HILL_CURVE if k <= len(own)]
+    own = delta.factored.s if delta.factored else spectrum.update_values(delta.dense, settings.device)
+    ks = [k for k in HILL_CURVE if k <= len(own) // 2]  # the lower half is no tail
     return {
         "nss": spectra.spectral_shift(old, new),
         "nss_floor": spectra.shift_floor(old),

@@ -64,12 +64,11 @@ def spectral_shift(before: np.ndarray, after: np.ndarray) -> float:
     return _ratio(float(np.linalg.norm(after - before)), float(np.linalg.norm(before)))
 
 
-def shift_floor(before: np.ndarray) -> float:
-    """What rounding alone may add to NSS: eigenvalues of a float64 Gram matrix are good to eps σ_1², so σ to eps σ_1²/2σ."""
+def shift_floor(before: np.ndarray, eps: float = float(np.finfo(np.float64).eps)) -> float:
+    """What rounding alone may add to NSS: eigenvalues of a Gram matrix are good to eps σ_1², so σ to eps σ_1² / 2σ."""
     s = _values(before)
     if not s.size or s[0] <= 0:
         return math.nan
-    eps = float(np.finfo(np.float64).eps)
     errors = eps * s[0] ** 2 / np.maximum(2 * s, math.sqrt(eps) * s[0])
     return float(np.linalg.norm(errors) / np.linalg.norm(s))
 
@@ -91,10 +90,11 @@ def principal_angles(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     flat (arccos in float32 returns up to 0.06 degrees for an angle of 0.001), the cosine above.
     """
     inner = a.T @ b
-    outside = b - a @ inner
-    sines = _small_values(outside)
-    cosines = _small_values(inner)[::-1]
-    angles = np.where(sines < math.sqrt(0.5), np.arcsin(np.minimum(sines, 1)), np.arccos(np.minimum(cosines, 1)))
+    sines = _small_values(b - a @ inner)
+    angles = np.arcsin(np.minimum(sines, 1))
+    wide = sines > math.sqrt(0.5)
+    if wide.any():
+        angles[wide] = np.arccos(np.minimum(_small_values(inner)[::-1][wide], 1))
     return np.degrees(angles)
 
 
