@@ -50,6 +50,18 @@ def test_identity_is_of_the_work_alone(study_file: Path) -> None:
     assert {changed.by_key[key].arm for key in same} == {"mild"}  # the student's teacher is another one, so it is too
 
 
+def test_a_smaller_version_is_made_on_the_command_line(study_file: Path) -> None:
+    plan = make_plan(
+        study_file, None, ["seeds=[3]", "budget.max_steps=1", "tasks.0.limit=2", 'arms.stress.set.0="optim.lr=5e-3"']
+    )
+    assert arms(plan) == [("mild", 3), ("stress", 3), ("student", 3)]
+    assert {job.recipe.budget.max_steps for job in plan.jobs} == {1}
+    assert plan.by_arm["mild", 3].recipe.eval.tasks[0].limit == 2
+    assert plan.by_arm["stress", 3].recipe.optim.lr == 5e-3
+    with pytest.raises(RecipeError, match=r"override 'seed=\[0\]': unknown key 'seed'; did you mean 'seeds'"):
+        make_plan(study_file, None, ["seed=[0]"])
+
+
 def test_axes_are_crossed(study_file: Path) -> None:
     edited(study_file, "[arms.mild]", '[arms.mild]\naxes = { "optim.lr" = [1e-3, 0.5], "batch.rollouts" = [4, 8] }')
     plan = make_plan(study_file)

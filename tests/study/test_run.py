@@ -74,9 +74,9 @@ def test_two_at_a_time_are_refused(runnable: Path) -> None:
 @pytest.mark.slow
 def test_after_a_kill_the_same_command_goes_on(runnable: Path, tmp_path: Path) -> None:
     """SIGKILL while a run is at work; the end is byte for byte that of a study that was left alone."""
-    runnable.write_text(runnable.read_text().replace("max_steps = 3", "max_steps = 12"))
-    command = [sys.executable, "-m", "statewise", "study", "run", str(runnable), "--jobs", "1"]
-    plan = make_plan(runnable)
+    longer = "budget.max_steps=12"
+    command = [sys.executable, "-m", "statewise", "study", "run", str(runnable), longer, "--jobs", "1"]
+    plan = make_plan(runnable, None, [longer])
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
         first = plan.path(plan.by_arm["stress", 0].key)
         until = time.monotonic() + 120
@@ -86,7 +86,7 @@ def test_after_a_kill_the_same_command_goes_on(runnable: Path, tmp_path: Path) -
     assert json.loads((first / "run.json").read_text())["status"] != "completed"
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    alone = make_plan(runnable, tmp_path / "alone")
+    alone = make_plan(runnable, tmp_path / "alone", [longer])
     run_study(alone, jobs=1)
     for job in plan.jobs:
         one, two = plan.path(job.key), alone.path(job.key)

@@ -62,3 +62,18 @@ def test_dry_run_of_the_real_plan(plain: dict[str, Any], tmp_path: Path, capsys:
     shown = capsys.readouterr().out
     for part in ("loss 1:", "tokens:    6 steps", "memory:    about", "max_steps = 6"):
         assert part in shown
+
+
+def test_dry_run_says_that_completions_are_sampled(
+    plain: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = [
+        {"name": "math", "source": {"kind": "policy", "data": "tiny:math", "count": 8, "max_tokens": 24}},
+        {"source": {"kind": "policy", "data": "tiny:facts", "max_tokens": 12}},
+    ]
+    changed = {**plain, "source": {"kind": "mixture", "parts": parts}}
+    file = tmp_path / "sampled.toml"
+    file.write_text(to_toml(changed))
+    with pytest.raises(SystemExit):
+        main(["train", str(file), "--dry-run"])
+    assert "completions of at most 24 tokens, sampled while it trains" in capsys.readouterr().out

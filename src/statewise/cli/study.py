@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,18 +18,21 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Plan, run and read studies.", no_args_is_help=True)
 FILE = typer.Argument(help="A study's TOML file.")
+SETTINGS = typer.Argument(
+    None, help="Changes of the study's keys, KEY=VALUE, such as seeds=[0] or budget.max_steps=20."
+)
 PLACE = typer.Argument(help="A study's TOML file, or its directory.")
 OUT = typer.Option(None, help="The study's directory; default: the file's path without .toml.")
 JSON = typer.Option(False, "--json", help="Print as JSON.")
 
 
 @app.command("plan")
-def plan(file: Path = FILE, out: Path = OUT, as_json: bool = JSON) -> None:
+def plan(file: Path = FILE, settings: list[str] = SETTINGS, out: Path = OUT, as_json: bool = JSON) -> None:
     """The runs of a study in their order; trains nothing and writes nothing."""
     from statewise.study.plan import make_plan
     from statewise.study.work import is_done
 
-    found = make_plan(file, out)
+    found = make_plan(file, out, settings or ())
     if as_json:
         return print_json({**found.to_plain(), "out": str(found.out)})
     budget = found.study.budget
@@ -51,6 +55,7 @@ def plan(file: Path = FILE, out: Path = OUT, as_json: bool = JSON) -> None:
 @app.command("run")
 def run(
     file: Path = FILE,
+    settings: list[str] = SETTINGS,
     out: Path = OUT,
     jobs: int = typer.Option(None, "--jobs", min=1, help="Runs at a time; default: as many as the cores hold."),
     on: str = typer.Option("local", "--on", help="local, ray or slurm."),
@@ -64,13 +69,13 @@ def run(
     from statewise.study.run import left_to_do, run_study
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    found = make_plan(file, out)
+    found = make_plan(file, out, settings or ())
     say(f"study {found.name}: {_amount(found)} -> {found.out}")
     try:
         with Teller(found, len(left_to_do(found))) as teller:
             failed = run_study(found, jobs=jobs, on=on, tell=teller)
     except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; go on with: statewise study run {file} --out {found.out}") from None
+        raise Interrupted(f"interrupted; go on with: {_command(found)}") from None
     _print_table(found.out, None, as_json)
     _report(found.out)
     if failed:
@@ -170,6 +175,10 @@ def _interval(value: dict[str, float] | None) -> str | None:
 
 def _words(values: dict[str, Any]) -> str:
     return ", ".join(f"{key} = {value:g}" for key, value in values.items())
+
+
+def _command(plan: Plan) -> str:
+    return shlex.join(["statewise", "study", "run", str(plan.file), *plan.overrides, "--out", str(plan.out)])
 
 
 def _amount(plan: Plan) -> str:

@@ -94,7 +94,9 @@ def _show_plan(recipe: Recipe, as_json: bool) -> None:
     from dataclasses import asdict
 
     from statewise.training.plan import plan
+    from statewise.training.progress import hide_library_noise
 
+    hide_library_noise()
     planned = plan(recipe)
     if as_json:
         return print_json({**_recipe_facts(recipe), "plan": asdict(planned)})

@@ -108,13 +108,13 @@ class SlurmWorkers:
     def close(self) -> None: ...
 
 
-def _with_variables(variables: dict[str, str], *arguments: str) -> str | None:
+def _with_variables(variables: dict[str, str], *arguments: Any) -> str | None:
     os.environ.update(variables)
     return remote_piece(*arguments)
 
 
-def _arguments(plan: Plan) -> tuple[str, str, str]:
-    return str(plan.file), str(plan.out), str(Path.cwd())
+def _arguments(plan: Plan) -> tuple[str, str, str, tuple[str, ...]]:
+    return str(plan.file), str(plan.out), str(Path.cwd()), plan.overrides
 
 
 def _variables(plan: Plan) -> dict[str, str]:

@@ -37,7 +37,8 @@ class LocalWorkers:
         return f"the process ended with {_ending(worker.wait())} (log: {self.plan.out / 'logs' / key}.log)"
 
     def _start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "statewise.study.worker", str(self.plan.file), str(self.plan.out)]
+        plan = self.plan
+        command = [sys.executable, "-m", "statewise.study.worker", str(plan.file), str(plan.out), *plan.overrides]
         with (self.plan.out / "logs" / "workers.log").open("a") as log:
             options: dict[str, Any] = {
                 "text": True,

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -55,6 +55,7 @@ class Plan:
     out: Path
     study: Study
     jobs: tuple[Job, ...]
+    overrides: tuple[str, ...] = ()
 
     @cached_property
     def by_key(self) -> dict[str, Job]:
@@ -105,18 +106,19 @@ class Plan:
         }
 
 
-def make_plan(file: str | Path, out: str | Path | None = None) -> Plan:
-    """The plan of a study file; `out` is by default the file's path without `.toml`.
+def make_plan(file: str | Path, out: str | Path | None = None, overrides: Sequence[str] = ()) -> Plan:
+    """The plan of a study file; `out` is by default the file's path without `.toml`. Overrides are of the study's keys.
 
     Raises RecipeError naming the arm, for a recipe that is void, a reference to no arm, and arms that wait for each other.
     """
     path = Path(file)
-    study = load(path)
+    study = load(path, overrides)
     arms = _expand(study) or {find_recipe(_beside(study.base, path)).stem: Arm()}
     jobs = [_job(study, path, name, arm, seed) for name, arm in arms.items() for seed in (arm.seeds or study.seeds)]
     known = {(job.arm, job.seed) for job in jobs}
     linked = [_linked(job, known, list(arms)) for job in jobs]
-    plan = Plan(path.stem, path, Path(out) if out is not None else path.with_suffix(""), study, _identified(linked))
+    where = Path(out) if out is not None else path.with_suffix("")
+    plan = Plan(path.stem, path, where, study, _identified(linked), tuple(overrides))
     _check_tasks(plan)
     if study.versus is not None and study.versus not in arms:
         raise RecipeError(f"{path}: versus: no arm '{study.versus}'{nearest(study.versus, arms)}")

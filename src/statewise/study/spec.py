@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from statewise.component import build
 from statewise.errors import RecipeError
+from statewise.overrides import apply_overrides
 from statewise.settings import Budget, Settings
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=-]*")
@@ -93,8 +95,8 @@ class Study(Settings):
         return self
 
 
-def load(file: str | Path) -> Study:
-    """Read a study. Raises RecipeError naming file and field."""
+def load(file: str | Path, overrides: Sequence[str] = ()) -> Study:
+    """Read a study, with overrides such as `seeds=[0]` of what it says. Raises RecipeError naming file and field."""
     path = Path(file)
     try:
         plain = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -102,4 +104,4 @@ def load(file: str | Path) -> Study:
         raise RecipeError(f"{path}: can't be read: {error.strerror}; expected a study's TOML file.") from None
     except ValueError as error:
         raise RecipeError(f"{path}: is not valid TOML: {error}") from None
-    return build(Study, plain, str(path))
+    return build(Study, apply_overrides(plain, overrides, list(Study.model_fields)), str(path))

@@ -1,4 +1,4 @@
-"""A process that does pieces of a study, one after another: `python -m statewise.study.worker FILE OUT`.
+"""A process that does pieces of a study, one after another: `python -m statewise.study.worker FILE OUT [KEY=VALUE]...`.
 
 Reads a key a line from stdin and answers with a line of JSON on stdout, {"key", "error"}; what the pieces print goes to
 OUT/logs/KEY.log. When stdin closes, since the study ended or was killed, the run at hand writes a checkpoint and stops.
@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -24,13 +24,13 @@ from statewise.study.work import execute
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-def main(file: str, out: str) -> None:
+def main(file: str, out: str, *overrides: str) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study passes Ctrl-C on as one SIGTERM
     keys: SimpleQueue[str | None] = SimpleQueue()
     busy = threading.Event()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    plan = make_plan(file, out)
+    plan = make_plan(file, out, overrides)
     threading.Thread(target=_listen, args=(keys, busy), daemon=True).start()
     import statewise.training.loop
     import statewise.training.world  # noqa: F401
@@ -89,10 +89,10 @@ def _printing_to(log: Path) -> Iterator[None]:
             os.close(copy)
 
 
-def remote_piece(file: str, out: str, directory: str, key: str) -> str | None:
+def remote_piece(file: str, out: str, directory: str, overrides: Sequence[str], key: str) -> str | None:
     """A piece on another machine that sees the same files; `directory`: where the study was started."""
     os.chdir(directory)
-    return attempt(make_plan(file, out), key)
+    return attempt(make_plan(file, out, overrides), key)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +20,16 @@ KEPT_FULL, KEPT_LORA, KEPT_LORA_CAST = 26, 18, 46
 
 @dataclass(frozen=True)
 class Plan:
-    """Estimates: tokens exact for the sampled steps, memory from parameter counts. Bytes and tokens."""
+    """Estimates: tokens exact for the sampled steps, memory from parameter counts. Bytes and tokens.
+
+    Where completions are sampled while it trains, tokens a step are unknown (0) and `longest` is the bound on new tokens.
+    """
 
     num_examples: int | None
     steps: int | None
     tokens_a_step: float
     trained_tokens_a_step: float
+    longest: int
     total_trained_tokens: float | None
     parameters: int
     trained_parameters: int
@@ -59,10 +64,14 @@ class Plan:
         memory = " + ".join(f"{name} {size / 2**20:,.0f}" for name, size in parts.items() if size >= 2**19)
         return [
             f"data:      {'endless' if self.num_examples is None else f'{self.num_examples:,} examples'}",
-            f"tokens:    {steps}, about {self.tokens_a_step:,.0f} tokens a step, of them "
-            f"{self.trained_tokens_a_step:,.0f} trained{total}",
+            f"tokens:    {steps}, {self._tokens_in_words()}{total}",
             f"memory:    about {self.total_bytes / 2**20:,.0f} MiB a process = {memory} MiB",
         ]
+
+    def _tokens_in_words(self) -> str:
+        if not self.tokens_a_step:
+            return f"completions of at most {self.longest:,} tokens, sampled while it trains"
+        return f"about {self.tokens_a_step:,.0f} tokens a step, of them {self.trained_tokens_a_step:,.0f} trained"
 
 
 def plan(recipe: Recipe) -> Plan:
@@ -74,11 +83,11 @@ def plan(recipe: Recipe) -> Plan:
     examples = recipe.source.num_examples(world)
     steps = num_steps(recipe.budget, recipe.batch, examples)
     whole, trained, longest, preview = _tokens(recipe, world, min(steps or SAMPLED_STEPS, SAMPLED_STEPS))
-    if steps is None and recipe.budget.max_tokens is not None and trained:
+    if steps is None and recipe.budget.max_tokens is not None:
         total: float | None = float(recipe.budget.max_tokens)
     else:
-        total = None if steps is None else trained * steps
-    return Plan(examples, steps, whole, trained, total, preview=preview, **_memory(recipe, longest))
+        total = None if steps is None or not trained else trained * steps
+    return Plan(examples, steps, whole, trained, longest, total, preview=preview, **_memory(recipe, longest))
 
 
 def _tokens(recipe: Recipe, world: World, steps: int) -> tuple[float, float, int, str]:
@@ -86,11 +95,21 @@ def _tokens(recipe: Recipe, world: World, steps: int) -> tuple[float, float, int
     from statewise.sources.templates import preview
 
     if recipe.source.needs_policy or recipe.source.models():
-        return 0.0, 0.0, 0, ""
+        return 0.0, 0.0, max(_bounds(recipe.source.model_dump()), default=0), ""
     taken = [recipe.source.sample(step, recipe.batch.rollouts, world) for step in range(max(steps, 1))]
     flat = [r for step in taken for r in step]
     whole, trained = sum(r.num_tokens for r in flat), sum(r.num_action_tokens for r in flat)
     return whole / len(taken), trained / len(taken), max(r.num_tokens for r in flat), preview(world.tokenizer, flat[0])
+
+
+def _bounds(plain: Any) -> Iterator[int]:
+    """Every `max_tokens` of a source and of the sources inside it."""
+    if isinstance(plain, Mapping):
+        for key, value in plain.items():
+            yield from [value] if key == "max_tokens" and value else _bounds(value)
+    elif isinstance(plain, list | tuple):
+        for item in plain:
+            yield from _bounds(item)
 
 
 def _memory(recipe: Recipe, longest: int) -> dict[str, Any]:
