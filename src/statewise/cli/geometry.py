@@ -163,7 +163,7 @@ def _size(comparison: Comparison) -> str:
 CHOICES = {
     "support": lambda s: f"equal bf16 codes; beside it |D| <= {s.tolerance:g}",
     "update": lambda s: f"K = {s.top}, Hill over {s.hill_k} singular values",
-    "spectrum": lambda s: "float64, all singular values of W0, W+ and D",
+    "spectrum": lambda s: "all singular values, of W0 and W+ in float64, of D in float32",
     "angles": lambda s: f"k = {s.angle_k}, at most half the short side",
     "masks": lambda s: f"rank {s.rank}, at most a quarter of the short side; alpha = {s.alpha:g}",
 }
