@@ -67,6 +67,7 @@ def command(
     alpha: float = typer.Option(0.3, min=0.001, max=0.999, help="Density of the principal and the low mask."),
     tolerance: float = typer.Option(1e-5, min=0.0, help="Of the |D| <= tolerance rule."),
     values: str = typer.Option("stored", help="stored, or bf16 to round everything first."),
+    same_norm: bool = typer.Option(False, "--same-norm", help="Scale every update to the norm of the smallest one."),
     cache: Path = CACHE,
     trajectory: bool = TRAJECTORY,
     draws: int = typer.Option(4, min=0, help="Of each null of a trajectory."),
@@ -94,7 +95,7 @@ def command(
     chosen = {"support": support, "update": update, "spectrum": spectrum, "angles": angles, "masks": masks}
     tiers = tuple(name for name, wanted in chosen.items() if wanted or everything) or ("support", "update")
     where = str(cache) if cache else None
-    settings = Settings(tiers, tolerance, top, hill_k, angle_k, rank, alpha, values, where, device)
+    settings = Settings(tiers, tolerance, top, hill_k, angle_k, rank, alpha, values, same_norm, where, device)
     comparison = prepare(_with_start(checkpoints), selection, settings)
     target = out or Path("geometry") / f"{Path(comparison.labels[-1]).name}-{comparison.key}"
     rows = _run(comparison, target, workers, quiet)
