@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 
 PLAIN_SECONDS, LIVE_SECONDS = 5.0, 0.2
 
@@ -71,9 +70,9 @@ class Meter:
 class Shown(Meter):
     """Shows what `Meter` counts."""
 
-    def __init__(self, label: str, write: Callable[[str], object] = sys.stderr.write):
+    def __init__(self, label: str):
         super().__init__()
-        self.label, self.write = label, write
+        self.label = label
         self.live = sys.stderr.isatty()
         self.last, self.width = 0.0, 0
 
@@ -93,8 +92,7 @@ class Shown(Meter):
         start = "\r" if self.live else ""
         padded = text.ljust(self.width) if self.live else text
         self.width = 0 if ends else len(text)
-        self.write(start + padded + ("\n" if ends else ""))
-        sys.stderr.flush()
+        print(start + padded, end="\n" if ends else "", file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:
