@@ -94,8 +94,9 @@ def command(
         return follow(checkpoints, selection, (top, hill_k, draws, threshold), out, workers, as_json, quiet)
     chosen = {"support": support, "update": update, "spectrum": spectrum, "angles": angles, "masks": masks}
     tiers = tuple(name for name, wanted in chosen.items() if wanted or everything) or ("support", "update")
-    where = str(cache) if cache else None
-    settings = Settings(tiers, tolerance, top, hill_k, angle_k, rank, alpha, values, same_norm, where, device)
+    settings = Settings(
+        tiers, tolerance, top, hill_k, angle_k, rank, alpha, values, same_norm, cache and str(cache), device
+    )
     comparison = prepare(_with_start(checkpoints), selection, settings)
     target = out or Path("geometry") / f"{Path(comparison.labels[-1]).name}-{comparison.key}"
     rows = _run(comparison, target, workers, quiet)
