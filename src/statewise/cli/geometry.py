@@ -94,10 +94,8 @@ def command(
         return follow(checkpoints, selection, (top, hill_k, draws, threshold), out, workers, as_json, quiet)
     chosen = {"support": support, "update": update, "spectrum": spectrum, "angles": angles, "masks": masks}
     tiers = tuple(name for name, wanted in chosen.items() if wanted or everything) or ("support", "update")
-    settings = Settings(
-        tiers, tolerance, top, hill_k, angle_k, rank, alpha, values, same_norm, cache and str(cache), device
-    )
-    comparison = prepare(_with_start(checkpoints), selection, settings)
+    choices = (tolerance, top, hill_k, angle_k, rank, alpha, values, same_norm)
+    comparison = prepare(_with_start(checkpoints), selection, Settings(tiers, *choices, cache and str(cache), device))
     target = out or Path("geometry") / f"{Path(comparison.labels[-1]).name}-{comparison.key}"
     rows = _run(comparison, target, workers, quiet)
     _print(comparison, rows, _drawn(comparison, rows, target, png), as_json)
