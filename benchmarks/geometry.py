@@ -1,8 +1,8 @@
 """`statewise geometry` against the papers' way, two full float64 SVDs a matrix, and against singular values in float32.
 
 A pair is bf16 weights with a power-law head and an update of 8e-4 of their norm, half of it in 24 directions. statewise takes
-all five tiers, the papers' way the two SVDs alone. Seconds are a matrix's share of both cores: the SVDs use two threads, as
-torch does by itself, or a worker and a matrix a core like statewise. Then accuracy, the shapes of Qwen3-8B, and peak memory.
+all five tiers, the papers' way the two SVDs alone. Seconds are a matrix's share of both cores: the SVDs (NumPy's, here quicker
+than torch's) use two threads, as they do by themselves, or a worker and a matrix a core like statewise. Then accuracy, the shapes of Qwen3-8B, and peak memory.
 
     python -m benchmarks.geometry [--sizes 1024 2048 4096] [--no-qwen]
 """
@@ -62,8 +62,8 @@ def checkpoints(folder: Path, shape: tuple[int, int]) -> list[Path]:
 
 
 def two_svds(comparison: Comparison, index: int = 0) -> list[Any]:
-    start, end = (comparison.matrices[index].of(c).stored.double() for c in comparison.checkpoints)
-    return [torch.linalg.svd(w, full_matrices=False) for w in (start, end)]
+    start, end = (comparison.matrices[index].of(c).stored.double().numpy() for c in comparison.checkpoints)
+    return [np.linalg.svd(w, full_matrices=False) for w in (start, end)]
 
 
 def one_thread_svds(comparison: Comparison, index: int) -> None:
@@ -106,7 +106,7 @@ def errors(comparison: Comparison, kept: dict[str, Any]) -> list[list[str]]:
     (u0, s0, _), (u1, s1, _) = kept["svd"]
     rows = {name: kept[name][0][0] for name in ("exact", "cached")}
     k = rows["exact"]["angle_k"]
-    true, curve = spectral_shift(s0.numpy(), s1.numpy()), principal_angles(u0[:, :k].numpy(), u1[:, :k].numpy())
+    true, curve = spectral_shift(s0, s1), principal_angles(u0[:, :k], u1[:, :k])
     found = [["float64 SVDs", f"{true:.6e}", "", f"{curve[0]:.4f}°", "", ""]]
     for row in rows.values():
         angles = np.asarray(row["angles_u"])

@@ -56,32 +56,30 @@ def first_order(known: Known, delta: torch.Tensor, k: int) -> FirstOrder:
     R_ij = (s_j E_ij + s_i E_ji) / (s_j² - s_i²) on the left, Q_ij = (s_i E_ij + s_j E_ji) / (s_j² - s_i²) on the right,
     i > k >= j, with what D turns out of the span of the short side added to the long one.
     """
-    import torch
-
-    u, v, s = known.u, known.v, known.s[: known.u.shape[1]]
-    size = max(ROWS, k)
+    u, v, s = known.u.numpy(), known.v.numpy(), known.s[: known.u.shape[1]]
+    d, size = delta.numpy(), max(ROWS, k)
     diagonal, below = [], []
-    head = delta[:0]
+    head = d[:0]
     for low in range(0, len(s), size):
-        part = u[:, low : low + size].T @ delta
-        head = part[:k].clone() if low == 0 else head
+        part = u[:, low : low + size].T @ d
+        head = part[:k].copy() if low == 0 else head
         below.append(part @ v[:, :k])
-        diagonal.append((part * v[:, low : low + size].T).sum(1, dtype=torch.float64))
-    columns, rows = torch.cat(below).double().numpy(), (head @ v).double().numpy()
+        diagonal.append((part * v[:, low : low + size].T).sum(axis=1, dtype=np.float64))
+    columns, rows = np.concatenate(below).astype(np.float64), (head @ v).astype(np.float64)
     tall, wide = (side.shape[0] > len(s) for side in (u, v))
     outside = {
-        "left": _outside((delta @ v[:, :k]).T, columns.T) if tall else None,
+        "left": _outside((d @ v[:, :k]).T, columns.T) if tall else None,
         "right": _outside(head, rows) if wide else None,
     }
     left, right = _turns(s, columns[k:], rows[:, k:].T, outside, k)
-    after = np.sort(np.abs(s + torch.cat(diagonal).numpy()))[::-1]
+    after = np.sort(np.abs(s + np.concatenate(diagonal)))[::-1]
     return FirstOrder(np.concatenate([after, known.s[len(s) :]]), left, right)
 
 
-def _outside(products: torch.Tensor, inside: np.ndarray) -> np.ndarray:
+def _outside(products: np.ndarray, inside: np.ndarray) -> np.ndarray:
     """The Gram matrix [k, k] of what lies outside the known vectors: all of it less what lies within."""
-    whole = products.double()
-    return (whole @ whole.T).numpy() - inside @ inside.T
+    whole = products.astype(np.float64)
+    return np.asarray(whole @ whole.T - inside @ inside.T)
 
 
 def _turns(
