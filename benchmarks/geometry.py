@@ -1,8 +1,9 @@
 """`statewise geometry` against the papers' way, two full float64 SVDs a matrix, and against singular values in float32.
 
 A pair is bf16 weights with a power-law head and an update of 8e-4 of their norm, half of it in 24 directions. statewise takes
-all five tiers, the papers' way the two SVDs alone. Seconds are a matrix's share of both cores: the SVDs (NumPy's, here quicker
-than torch's) use two threads, as they do by themselves, or a worker and a matrix a core like statewise. Then accuracy, the shapes of Qwen3-8B, and peak memory.
+all five tiers, the papers' way the two SVDs alone. Seconds are a matrix's share of both cores: the SVDs (NumPy's, quicker here
+than torch's) use two threads, as they do by themselves, or a worker and a matrix a core like statewise. Then accuracy, the
+shapes of Qwen3-8B, and peak memory.
 
     python -m benchmarks.geometry [--sizes 1024 2048 4096] [--no-qwen]
 """
