@@ -151,7 +151,8 @@ def _announce(comparison: Comparison, target: Path, workers: int | None, quiet: 
     peak = plan.peak_bytes(matrices, settings) / 2**30
     say(f"{count} worker{'s' * (count > 1)} of one thread, about {peak:.1f} GiB each")
     if settings.cache:
-        say(f"cache of W0: {plan.cache_bytes(matrices, settings) / 2**30:.2f} GiB in {settings.cache}")
+        size = plan.cache_bytes(matrices, settings) / 2**30
+        say(f"cache of W0: {size:.2f} GiB in {settings.cache}; where it is full and first order will do, much quicker")
     return count
 
 
