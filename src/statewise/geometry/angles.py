@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from statewise.geometry.cache import Known
 
-ROWS = 1024  # rows of U^T D held at once
+COLUMNS = 1024  # of D V held at once
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,19 @@ def first_order(known: Known, delta: torch.Tensor, k: int) -> FirstOrder:
     i > k >= j, with what D turns out of the span of the short side added to the long one.
     """
     u, v, s = known.u.numpy(), known.v.numpy(), known.s[: known.u.shape[1]]
-    d, size = delta.numpy(), max(ROWS, k)
-    diagonal, below = [], []
-    head = d[:0]
+    d, size = delta.numpy(), max(COLUMNS, k)
+    diagonal, beside = [], []
+    side = d[:, :0]
     for low in range(0, len(s), size):
-        part = u[:, low : low + size].T @ d
-        head = part[:k].copy() if low == 0 else head
-        below.append(part @ v[:, :k])
-        diagonal.append((part * v[:, low : low + size].T).sum(axis=1, dtype=np.float64))
-    columns, rows = np.concatenate(below).astype(np.float64), (head @ v).astype(np.float64)
-    tall, wide = (side.shape[0] > len(s) for side in (u, v))
+        part = d @ v[:, low : low + size]
+        side = part[:, :k].copy() if low == 0 else side
+        beside.append(u[:, :k].T @ part)
+        diagonal.append((u[:, low : low + size] * part).sum(axis=0, dtype=np.float64))
+    columns, rows = (u.T @ side).astype(np.float64), np.concatenate(beside, axis=1).astype(np.float64)
+    tall, wide = (basis.shape[0] > len(s) for basis in (u, v))
     outside = {
-        "left": _outside((d @ v[:, :k]).T, columns.T) if tall else None,
-        "right": _outside(head, rows) if wide else None,
+        "left": _outside(side.T, columns.T) if tall else None,
+        "right": _outside(u[:, :k].T @ d, rows) if wide else None,
     }
     left, right = _turns(s, columns[k:], rows[:, k:].T, outside, k)
     after = np.sort(np.abs(s + np.concatenate(diagonal)))[::-1]
