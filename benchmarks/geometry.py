@@ -1,8 +1,9 @@
 """`statewise geometry` against the papers' way, two full float64 SVDs a matrix, and against singular values in float32.
 
 A pair is bf16 weights with a power-law head and an update of 8e-4 of their norm, half of it in 24 directions. statewise takes
-all five tiers, the papers' way the two SVDs alone. Seconds are a matrix's share of both cores: the SVDs use two threads, as
-torch does by itself, or a worker and a matrix a core like statewise. Then accuracy, the shapes of Qwen3-8B, and peak memory.
+all five tiers, the papers' way the two SVDs alone. Seconds are a matrix's share of both cores: the SVDs (NumPy's, quicker here
+than torch's) use two threads, as they do by themselves, or a worker and a matrix a core like statewise. Then accuracy, the
+shapes of Qwen3-8B, and peak memory.
 
     python -m benchmarks.geometry [--sizes 1024 2048 4096] [--no-qwen]
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -34,6 +36,7 @@ ROUNDS = {1024: 5, 2048: 3, 4096: 1}
 CORES = 2
 LAYERS = 36
 QWEN3_8B = {(4096, 4096): 2 * LAYERS, (1024, 4096): 2 * LAYERS, (4096, 12288): 3 * LAYERS}  # q o, k v, gate up down
+SVDS, EXACT, CACHED = "two float64 SVDs, two threads", "statewise, exact", "statewise, W0 in the cache"
 NAME = "model.layers.{}.self_attn.q_proj.weight"
 
 
@@ -60,8 +63,8 @@ def checkpoints(folder: Path, shape: tuple[int, int]) -> list[Path]:
 
 
 def two_svds(comparison: Comparison, index: int = 0) -> list[Any]:
-    start, end = (comparison.matrices[index].of(c).stored.double() for c in comparison.checkpoints)
-    return [torch.linalg.svd(w, full_matrices=False) for w in (start, end)]
+    start, end = (comparison.matrices[index].of(c).stored.double().numpy() for c in comparison.checkpoints)
+    return [np.linalg.svd(w, full_matrices=False) for w in (start, end)]
 
 
 def one_thread_svds(comparison: Comparison, index: int) -> None:
@@ -72,8 +75,8 @@ def on_both(pool: Executor, work: Callable[[Comparison, int], Any], comparison: 
     return list(pool.map(work, [comparison] * CORES, range(CORES)))
 
 
-def contest(pool: Executor, folder: Path, size: int) -> None:
-    """Seconds a matrix, and what the numbers are off by."""
+def contest(pool: Executor, folder: Path, size: int) -> dict[str, float]:
+    """Seconds a matrix, and what the numbers are off by; returns the seconds."""
     exact, cached = (prepare(checkpoints(folder, (size, size)), Selection(), s) for s in settings(folder))
     kept: dict[str, Any] = {}
 
@@ -81,18 +84,18 @@ def contest(pool: Executor, folder: Path, size: int) -> None:
         return lambda: kept.update({name: work()})
 
     contestants = {
-        "two float64 SVDs, two threads": keep("svd", lambda: two_svds(exact)),
-        "statewise, exact": keep("exact", lambda: on_both(pool, measure_matrix, exact)),
-        "statewise, W0 in the cache": keep("cached", lambda: on_both(pool, measure_matrix, cached)),
+        SVDS: keep("svd", lambda: two_svds(exact)),
+        EXACT: keep("exact", lambda: on_both(pool, measure_matrix, exact)),
+        CACHED: keep("cached", lambda: on_both(pool, measure_matrix, cached)),
     }
     if size < max(ROUNDS):
         contestants["two float64 SVDs, a matrix a core"] = lambda: on_both(pool, one_thread_svds, exact)
     seconds = in_turn(contestants, ROUNDS.get(size, 1))
-    shares = {name: median(s) / (1 if "threads" in name else CORES) for name, s in seconds.items()}
-    base = shares["two float64 SVDs, two threads"]
-    rows = [[name, f"{s:.2f}", f"{base / s:.1f}"] for name, s in sorted(shares.items(), key=lambda x: -x[1])]
+    shares = {name: median(s) / (1 if name == SVDS else CORES) for name, s in seconds.items()}
+    rows = [[name, f"{s:.2f}", f"{shares[SVDS] / s:.1f}"] for name, s in sorted(shares.items(), key=lambda x: -x[1])]
     print(f"\n{size} x {size}\n" + table(rows, ("", "seconds a matrix", "times as fast")), flush=True)
     print(table(errors(exact, kept), ("", "NSS", "off by", "largest angle U", "off by", "curve off by")), flush=True)
+    return shares
 
 
 def settings(folder: Path) -> tuple[Settings, Settings]:
@@ -104,7 +107,7 @@ def errors(comparison: Comparison, kept: dict[str, Any]) -> list[list[str]]:
     (u0, s0, _), (u1, s1, _) = kept["svd"]
     rows = {name: kept[name][0][0] for name in ("exact", "cached")}
     k = rows["exact"]["angle_k"]
-    true, curve = spectral_shift(s0.numpy(), s1.numpy()), principal_angles(u0[:, :k].numpy(), u1[:, :k].numpy())
+    true, curve = spectral_shift(s0, s1), principal_angles(u0[:, :k], u1[:, :k])
     found = [["float64 SVDs", f"{true:.6e}", "", f"{curve[0]:.4f}°", "", ""]]
     for row in rows.values():
         angles = np.asarray(row["angles_u"])
@@ -141,30 +144,37 @@ def floors(size: int = 1024, k: int = 64, degrees: float = 1e-3) -> None:
     print("\n" + table(rows, ("", "NSS of a shuffled matrix (0)", f"{k} angles (all {degrees}°)")), flush=True)
 
 
-def qwen(pool: Executor, folder: Path) -> None:
-    """Seconds of every shape of Qwen3-8B once, times how often it has it; both cores."""
-    names = ("two float64 SVDs", "statewise, exact", "statewise, W0 in the cache")
-    totals = dict.fromkeys(names, 0.0)
+def qwen(pool: Executor, folder: Path, known: dict[tuple[int, int], dict[str, float]]) -> None:
+    """Seconds of every shape of Qwen3-8B, measured once where they are not known, times how often it has it; both cores."""
+    totals = dict.fromkeys((SVDS, EXACT, CACHED), 0.0)
     for shape, count in QWEN3_8B.items():
-        exact, cached = (prepare(checkpoints(folder, shape), Selection(), s) for s in settings(folder))
-        on_both(pool, measure_matrix, cached)  # fills the cache
-        work = (
-            lambda exact=exact: two_svds(exact),
-            lambda exact=exact: on_both(pool, measure_matrix, exact),
-            lambda cached=cached: on_both(pool, measure_matrix, cached),
-        )
-        for name, run, share in zip(names, work, (1, CORES, CORES), strict=True):
-            started = time.perf_counter()
-            run()
-            totals[name] += (time.perf_counter() - started) / share * count
-    base = totals[names[0]]
-    rows = [[name, f"{s / 60:,.0f}", f"{base / s:.1f}"] for name, s in totals.items()]
+        shares = known.get(shape) or once(pool, folder, shape)
+        print(f"  {shape}: {', '.join(f'{name} {shares[name]:.1f} s' for name in totals)}", file=sys.stderr, flush=True)
+        totals = {name: seconds + count * shares[name] for name, seconds in totals.items()}
+    rows = [[name, f"{s / 60:,.0f}", f"{totals[SVDS] / s:.1f}"] for name, s in totals.items()]
     print("\nQwen3-8B, 252 matrices, two cores\n" + table(rows, ("", "minutes", "times as fast")), flush=True)
     peaks = []
     for mode in ("exact", "cached"):
         before, peak = peak_in_own_process("benchmarks.geometry", ["--peak", str(folder), mode])
         peaks.append([f"statewise, {mode}", f"{before / 2**20:,.0f}", f"{peak / 2**20:,.0f}"])
     print(table(peaks, ("4096 x 12288, one worker", "MiB before", "peak MiB")), flush=True)
+
+
+def once(pool: Executor, folder: Path, shape: tuple[int, int]) -> dict[str, float]:
+    """Seconds a matrix of each, one round."""
+    exact, cached = (prepare(checkpoints(folder, shape), Selection(), s) for s in settings(folder))
+    on_both(pool, measure_matrix, cached)  # fills the cache
+    work: dict[str, Callable[[], object]] = {
+        SVDS: lambda: two_svds(exact),
+        EXACT: lambda: on_both(pool, measure_matrix, exact),
+        CACHED: lambda: on_both(pool, measure_matrix, cached),
+    }
+    found = {}
+    for name, run in work.items():
+        started = time.perf_counter()
+        run()
+        found[name] = (time.perf_counter() - started) / (1 if name == SVDS else CORES)
+    return found
 
 
 def peak(folder: Path, mode: str) -> None:
@@ -186,10 +196,9 @@ def main() -> None:
     torch.set_num_threads(CORES)
     with tempfile.TemporaryDirectory() as folder, one_thread_pool(CORES) as pool:
         floors()
-        for size in arguments.sizes:
-            contest(pool, Path(folder), size)
+        known = {(size, size): contest(pool, Path(folder), size) for size in arguments.sizes}
         if not arguments.no_qwen:
-            qwen(pool, Path(folder))
+            qwen(pool, Path(folder), known)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,14 @@ import json
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from statewise.errors import CheckpointError, RecipeError, RunError
 from statewise.geometry import TIERS, Selection, Settings, prepare, run
@@ -56,8 +57,6 @@ def test_numbers_of_a_matrix(pair: list[str]) -> None:
     rows = run(prepare(pair, Selection(), EVERY))
     assert [row["module"] for row in rows] == ["gate", "k", "q"] * 2
     assert {row["checkpoint"] for row in rows} == {pair[1]}
-    from safetensors.torch import load_file
-
     w0, w1 = (load_file(f"{path}/model.safetensors")[rows[0]["matrix"]].double().numpy() for path in pair)
     s0, s1, own = (np.linalg.svd(x, compute_uv=False) for x in (w0, w1, w1 - w0))
     row = rows[0]
@@ -83,6 +82,21 @@ def test_rows_of_several_ends_say_how_alike_they_are(pair: list[str], tmp_path: 
     assert rows[0]["jaccard"][0] == 1 and rows[0]["jaccard"][1] == rows[1]["jaccard"][0]
     alone = run(prepare([pair[0], third], Selection(("q",)), EVERY))
     assert {k: rows[1][k] for k in ("nss", "changed", "hill")} == {k: alone[0][k] for k in ("nss", "changed", "hill")}
+
+
+def test_updates_of_one_norm(pair: list[str], tmp_path: Path) -> None:
+    """Half an update measured beside the whole: scaled, they are the same update."""
+    before, after = (load_file(f"{path}/model.safetensors") for path in pair)
+    exact = {n: before[n].float() for n in before}
+    half = save(tmp_path / "half", {n: exact[n] + 0.5 * (after[n].float() - exact[n]) for n in before})
+    comparison = prepare([*pair, half], Selection(), replace(EVERY, same_norm=True))
+    assert comparison.scales == pytest.approx((0.5, 1.0)) and "is scaled to" in comparison.notes[-1]
+    rows = run(comparison)
+    for one, other in zip(rows[::2], rows[1::2], strict=True):
+        assert one["delta_norm"] == pytest.approx(other["delta_norm"])
+        assert one["nss"] == pytest.approx(other["nss"], rel=1e-3) and one["changed"] == other["changed"]
+    with pytest.raises(CheckpointError, match="does not differ"):
+        prepare([pair[0], pair[0]], Selection(), replace(EVERY, same_norm=True))
 
 
 def test_a_fused_checkpoint_has_the_numbers_of_its_parts(tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ def test_dry_run_says_that_completions_are_sampled(
         {"name": "math", "source": {"kind": "policy", "data": "tiny:math", "count": 8, "max_tokens": 24}},
         {"source": {"kind": "policy", "data": "tiny:facts", "max_tokens": 12}},
     ]
-    changed = {**plain, "source": {"kind": "mixture", "parts": parts}}
+    reward = {"signal": [{"kind": "reward", "verifier": "answer"}], "objective": ["clip"]}
+    changed = {**plain, "source": {"kind": "mixture", "parts": parts}, **reward}
     file = tmp_path / "sampled.toml"
     file.write_text(to_toml(changed))
     with pytest.raises(SystemExit):

@@ -79,3 +79,15 @@ def test_the_number_of_steps_is_open_where_no_step_limits(limit: dict[str, float
     budget = Budget(max_epochs=1, **limit)
     assert num_steps(budget, BatchSettings(), 100) is None
     assert progress(Spent(tokens=50, seconds=0.5, flops=5e8), budget, BatchSettings(), 100) == 0.5
+
+
+def test_tokens_of_both_streams_of_hinted_decoding_are_counted(plain: dict[str, Any], tmp_path: Path) -> None:
+    hinted = {"kind": "hinted", "data": "tiny:math", "count": 2, "hint": "echo", "verifier": "answer", "max_tokens": 4}
+    plain |= {"source": {**hinted, "writer": "policy"}, "batch": {"rollouts": 2}, "budget": {"max_steps": 1}}
+    plain |= {"model": {"path": "tiny"}}
+    run = trained(plain, tmp_path / "run")
+    spent = run.info["spent"]
+    assert (
+        spent["tokens"] == 0 < spent["generated_tokens"] <= 2 * 4 * 5
+    )  # four own tries and one hinted, of two prompts
+    assert spent["teacher_tokens"] == 0 < spent["flops"]

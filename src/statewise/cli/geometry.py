@@ -67,6 +67,7 @@ def command(
     alpha: float = typer.Option(0.3, min=0.001, max=0.999, help="Density of the principal and the low mask."),
     tolerance: float = typer.Option(1e-5, min=0.0, help="Of the |D| <= tolerance rule."),
     values: str = typer.Option("stored", help="stored, or bf16 to round everything first."),
+    same_norm: bool = typer.Option(False, "--same-norm", help="Scale every update to the norm of the smallest one."),
     cache: Path = CACHE,
     trajectory: bool = TRAJECTORY,
     draws: int = typer.Option(4, min=0, help="Of each null of a trajectory."),
@@ -93,9 +94,8 @@ def command(
         return follow(checkpoints, selection, (top, hill_k, draws, threshold), out, workers, as_json, quiet)
     chosen = {"support": support, "update": update, "spectrum": spectrum, "angles": angles, "masks": masks}
     tiers = tuple(name for name, wanted in chosen.items() if wanted or everything) or ("support", "update")
-    where = str(cache) if cache else None
-    settings = Settings(tiers, tolerance, top, hill_k, angle_k, rank, alpha, values, where, device)
-    comparison = prepare(_with_start(checkpoints), selection, settings)
+    choices = (tolerance, top, hill_k, angle_k, rank, alpha, values, same_norm)
+    comparison = prepare(_with_start(checkpoints), selection, Settings(tiers, *choices, cache and str(cache), device))
     target = out or Path("geometry") / f"{Path(comparison.labels[-1]).name}-{comparison.key}"
     rows = _run(comparison, target, workers, quiet)
     _print(comparison, rows, _drawn(comparison, rows, target, png), as_json)
@@ -151,7 +151,8 @@ def _announce(comparison: Comparison, target: Path, workers: int | None, quiet: 
     peak = plan.peak_bytes(matrices, settings) / 2**30
     say(f"{count} worker{'s' * (count > 1)} of one thread, about {peak:.1f} GiB each")
     if settings.cache:
-        say(f"cache of W0: {plan.cache_bytes(matrices, settings) / 2**30:.2f} GiB in {settings.cache}")
+        size = plan.cache_bytes(matrices, settings) / 2**30
+        say(f"cache of W0: {size:.2f} GiB in {settings.cache}; where it is full and first order will do, much quicker")
     return count
 
 
@@ -163,7 +164,7 @@ def _size(comparison: Comparison) -> str:
 CHOICES = {
     "support": lambda s: f"equal bf16 codes; beside it |D| <= {s.tolerance:g}",
     "update": lambda s: f"K = {s.top}, Hill over {s.hill_k} singular values",
-    "spectrum": lambda s: "float64, all singular values of W0, W+ and D",
+    "spectrum": lambda s: "all singular values, of W0 and W+ in float64, of D in float32",
     "angles": lambda s: f"k = {s.angle_k}, at most half the short side",
     "masks": lambda s: f"rank {s.rank}, at most a quarter of the short side; alpha = {s.alpha:g}",
 }

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from statewise.geometry.cache import Known
 
-ROWS = 1024  # rows of U^T D held at once
+COLUMNS = 1024  # of D V held at once
 
 
 @dataclass(frozen=True)
@@ -56,32 +56,30 @@ def first_order(known: Known, delta: torch.Tensor, k: int) -> FirstOrder:
     R_ij = (s_j E_ij + s_i E_ji) / (s_j² - s_i²) on the left, Q_ij = (s_i E_ij + s_j E_ji) / (s_j² - s_i²) on the right,
     i > k >= j, with what D turns out of the span of the short side added to the long one.
     """
-    import torch
-
-    u, v, s = known.u, known.v, known.s[: known.u.shape[1]]
-    size = max(ROWS, k)
-    diagonal, below = [], []
-    head = delta[:0]
+    u, v, s = known.u.numpy(), known.v.numpy(), known.s[: known.u.shape[1]]
+    d, size = delta.numpy(), max(COLUMNS, k)
+    diagonal, beside = [], []
+    side = d[:, :0]
     for low in range(0, len(s), size):
-        part = u[:, low : low + size].T @ delta
-        head = part[:k].clone() if low == 0 else head
-        below.append(part @ v[:, :k])
-        diagonal.append((part * v[:, low : low + size].T).sum(1, dtype=torch.float64))
-    columns, rows = torch.cat(below).double().numpy(), (head @ v).double().numpy()
-    tall, wide = (side.shape[0] > len(s) for side in (u, v))
+        part = d @ v[:, low : low + size]
+        side = part[:, :k].copy() if low == 0 else side
+        beside.append(u[:, :k].T @ part)
+        diagonal.append((u[:, low : low + size] * part).sum(axis=0, dtype=np.float64))
+    columns, rows = (u.T @ side).astype(np.float64), np.concatenate(beside, axis=1).astype(np.float64)
+    tall, wide = (basis.shape[0] > len(s) for basis in (u, v))
     outside = {
-        "left": _outside((delta @ v[:, :k]).T, columns.T) if tall else None,
-        "right": _outside(head, rows) if wide else None,
+        "left": _outside(side.T, columns.T) if tall else None,
+        "right": _outside(u[:, :k].T @ d, rows) if wide else None,
     }
     left, right = _turns(s, columns[k:], rows[:, k:].T, outside, k)
-    after = np.sort(np.abs(s + torch.cat(diagonal).numpy()))[::-1]
+    after = np.sort(np.abs(s + np.concatenate(diagonal)))[::-1]
     return FirstOrder(np.concatenate([after, known.s[len(s) :]]), left, right)
 
 
-def _outside(products: torch.Tensor, inside: np.ndarray) -> np.ndarray:
+def _outside(products: np.ndarray, inside: np.ndarray) -> np.ndarray:
     """The Gram matrix [k, k] of what lies outside the known vectors: all of it less what lies within."""
-    whole = products.double()
-    return (whole @ whole.T).numpy() - inside @ inside.T
+    whole = products.astype(np.float64)
+    return np.asarray(whole @ whole.T - inside @ inside.T)
 
 
 def _turns(

@@ -14,15 +14,26 @@ from statewise.geometry.grid import COLOURS, Plot, curve, grid, number
 ORDER = ("q", "k", "v", "o", "gate", "up", "down", "other", "embed", "lm_head", "rest")
 GREY = "#8a8a8a"
 NOISE = "Gaussian noise of the same norm"
+# White with a dark rim: seen on any bar and in both themes of the page.
+NOISE_MARK: Plot = {
+    "type": "scatter",
+    "mode": "markers",
+    "name": NOISE,
+    "legendgroup": "noise",
+    "marker": {"symbol": "diamond", "size": 10, "color": "#ffffff", "line": {"color": "#222222", "width": 2}},
+}
 DEGREES = [x * 10.0**e for e in range(-6, 2) for x in (1, 2, 5)]
+MANY_LAYERS = 12  # above these lines are drawn thin
+# (title, column, scale of the colours); one outlier would take all the colours of a linear scale.
 HEATS = (
-    ("bf16 sparsity", "sparsity"),
-    ("‖D‖ / ‖W0‖", "relative_norm"),
-    ("stable rank of D", "stable_rank"),
-    ("NSS", "nss"),
-    ("largest angle, U (degrees)", "angle_u_max"),
-    ("low-magnitude overlap less its null", "low_gaussian_excess"),
+    ("bf16 sparsity", "sparsity", "linear"),
+    ("‖D‖ / ‖W0‖", "relative_norm", "log"),
+    ("stable rank of D", "stable_rank", "linear"),
+    ("NSS", "nss", "log"),
+    ("largest angle, U (degrees)", "angle_u_max", "log"),
+    ("low-magnitude overlap less its null", "low_gaussian_excess", "signed"),
 )
+TICKS = [x * 10.0**e for e in range(-9, 4) for x in (1, 2, 5)]
 
 
 def modules_of(rows: Sequence[Row]) -> list[str]:
@@ -30,8 +41,9 @@ def modules_of(rows: Sequence[Row]) -> list[str]:
 
 
 def sparsity(rows: Sequence[Row], labels: Sequence[str]) -> Plot:
-    """Bars by module type, a colour a checkpoint; a line across each bar where noise of the same norm would end."""
+    """Bars by module type, a colour a checkpoint; a diamond where noise of the same norm would end."""
     data: list[Plot] = []
+    levels: list[Plot] = []
     modules = ["all", *modules_of(rows)]
     width = 0.8 / len(labels)
     for place, label in enumerate(labels):
@@ -46,8 +58,9 @@ def sparsity(rows: Sequence[Row], labels: Sequence[str]) -> Plot:
             "textangle": 0,
         }
         data.append({**bar, **texts, "marker": {"color": COLOURS[place % len(COLOURS)]}})
-        if any(value is not None for value in noise):
-            data.append({**_levels(centres, noise, width * 0.46), "showlegend": place == 0})
+        levels.append({**NOISE_MARK, "x": centres, "y": noise, "showlegend": place == 0})
+    if any(value is not None for mark in levels for value in mark["y"]):
+        data += levels
     layout = {
         "barmode": "overlay",
         "yaxis": {"title": {"text": "share of entries equal in bf16"}, "rangemode": "tozero"},
@@ -55,14 +68,6 @@ def sparsity(rows: Sequence[Row], labels: Sequence[str]) -> Plot:
         "legend": {"orientation": "h", "y": 1.12},
     }
     return {"data": data, "layout": layout}
-
-
-def _levels(centres: Sequence[float], values: Sequence[float | None], half: float) -> Plot:
-    """A short horizontal line at each value."""
-    x = [place for centre in centres for place in (centre - half, centre + half, None)]
-    y = [value for value in values for value in (value, value, None)]
-    line = {"color": "#555555", "width": 3}
-    return {"type": "scatter", "mode": "lines", "name": NOISE, "x": x, "y": y, "line": line, "legendgroup": "noise"}
 
 
 def _weighted(rows: Sequence[Row], module: str, metric: str) -> float | None:
@@ -78,13 +83,14 @@ def angles(rows: Sequence[Row]) -> Plot:
     for panel, side in enumerate("uv"):
         for place, module in enumerate(modules_of(rows)):
             own = sorted((r for r in rows if r["module"] == module and r.get(f"angle_{side}_max")), key=_layer)
-            figure["data"].append(
-                curve(module, [_layer(r) for r in own], [r[f"angle_{side}_max"] for r in own], place, panel)
-            )
+            line = curve(module, [_layer(r) for r in own], [r[f"angle_{side}_max"] for r in own], place, panel)
+            if len(own) > MANY_LAYERS:
+                line["line"]["width"], line["marker"]["size"] = 1, 5
+            figure["data"].append(line)
         figure["layout"][f"yaxis{number(panel)}"] |= {"tickvals": DEGREES, "ticktext": [f"{x:g}" for x in DEGREES]}
         noise = _by_layer(rows, f"angle_{side}_noise_max")
         if noise:
-            line = {"line": {"color": GREY, "dash": "dash", "width": 2}, "marker": {}, "mode": "lines"}
+            line = {"line": {"color": GREY, "dash": "dash", "width": 4}, "marker": {}, "mode": "lines"}
             figure["data"].append({**curve(NOISE, list(noise), list(noise.values()), 0, panel), **line})
     return figure
 
@@ -182,33 +188,25 @@ def _across(height: float, panel: int) -> Plot:
 
 def heat_maps(rows: Sequence[Row]) -> Plot:
     """Layer by module type, a map a number, each with its own scale."""
-    shown = [(title, name) for title, name in HEATS if any(_finite(row.get(name)) for row in rows)]
+    shown = [heat for heat in HEATS if any(_finite(row.get(heat[1])) for row in rows)]
     columns = min(3, len(shown))
-    figure = grid([title for title, _ in shown], columns, "module type", "layer", "linear", gap=0.07)
+    figure = grid([title for title, *_ in shown], columns, "module type", "layer", "linear", gap=0.07)
     modules, layers = modules_of(rows), sorted({_layer(row) for row in rows})
-    for panel, (title, name) in enumerate(shown):
+    for panel, (title, name, scale) in enumerate(shown):
         cells = {(_layer(row), row["module"]): row.get(name) for row in rows}
         z = [[_number_or_none(cells.get((layer, module))) for module in modules] for layer in layers]
         domains = [figure["layout"][f"{axis}axis{number(panel)}"]["domain"] for axis in "xy"]
-        bar = {
-            "x": domains[0][1] + 0.005,
-            "y": sum(domains[1]) / 2,
-            "len": domains[1][1] - domains[1][0],
-            "thickness": 10,
-        }
-        signed = name.endswith("excess")
+        bar = {"x": domains[0][1] + 0.005, "y": sum(domains[1]) / 2, "len": domains[1][1] - domains[1][0]}
         figure["data"].append(
             {
                 "type": "heatmap",
                 "x": modules,
                 "y": [str(layer) for layer in layers],
-                "z": z,
                 "xaxis": f"x{number(panel)}",
                 "yaxis": f"y{number(panel)}",
-                "colorscale": "RdBu" if signed else "Viridis",
-                **({"zmid": 0} if signed else {}),
-                "colorbar": bar,
-                "hovertemplate": f"layer %{{y}} %{{x}}<br>{title}: %{{z:.4g}}<extra></extra>",
+                "customdata": z,
+                "hovertemplate": f"layer %{{y}} %{{x}}<br>{title}: %{{customdata:.4g}}<extra></extra>",
+                **_coloured(z, scale, {**bar, "thickness": 10, "exponentformat": "power"}),
             }
         )
         first = panel % columns == 0
@@ -220,6 +218,19 @@ def heat_maps(rows: Sequence[Row]) -> Plot:
         }
         figure["layout"][f"yaxis{number(panel)}"] |= axis
     return figure
+
+
+def _coloured(z: list[list[float | None]], scale: str, bar: Plot) -> Plot:
+    """Values and colours of a map; on a logarithmic scale the bar still names the values."""
+    if scale == "signed":
+        return {"z": z, "colorscale": "RdBu", "zmid": 0, "colorbar": bar}
+    if scale == "linear":
+        return {"z": z, "colorscale": "Viridis", "colorbar": bar}
+    logs = [[math.log10(v) if v is not None and v > 0 else None for v in line] for line in z]
+    known = [v for line in logs for v in line if v is not None] or [0.0]
+    ticks = [t for t in TICKS if min(known) <= math.log10(t) <= max(known)]
+    named = {"tickvals": [math.log10(t) for t in ticks], "ticktext": [f"{t:g}" for t in ticks]} if ticks else {}
+    return {"z": logs, "colorscale": "Viridis", "colorbar": {**bar, **named}}
 
 
 def _finite(value: Any) -> bool:

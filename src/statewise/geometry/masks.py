@@ -60,17 +60,14 @@ def low_weights(every: np.ndarray, alpha: float) -> tuple[np.ndarray, float]:
 class PrincipalMask:
     """Entries whose |left @ right| is at least `threshold`: the share alpha of largest ones."""
 
-    left: torch.Tensor
-    right: torch.Tensor
+    left: np.ndarray
+    right: np.ndarray
     threshold: float
 
     @classmethod
     def largest(cls, u: np.ndarray, s: np.ndarray, v: np.ndarray, alpha: float) -> PrincipalMask:
         """From the rank-r factors u [m, r], s [r], v [n, r] of W0; the threshold is the exact quantile in float32."""
-        import torch
-
-        left = torch.from_numpy(np.ascontiguousarray(u * s, dtype=np.float32))
-        right = torch.from_numpy(np.ascontiguousarray(v.T, dtype=np.float32))
+        left, right = (np.ascontiguousarray(side, dtype=np.float32) for side in (u * s, v.T))
         part = cls(left, right, 0.0)
         count = round(alpha * u.shape[0] * v.shape[0])
         return cls(left, right, part._kth_largest(max(count, 1)))
@@ -81,7 +78,7 @@ class PrincipalMask:
 
     def magnitudes(self, low: int, high: int) -> np.ndarray:
         """|W0^(r)| of some rows, float32."""
-        return (self.left[low:high] @ self.right).abs_().numpy()
+        return np.abs(self.left[low:high] @ self.right)
 
     def rows(self, low: int, high: int) -> np.ndarray:
         return self.magnitudes(low, high) >= self.threshold
@@ -174,12 +171,11 @@ def _lines(counts: dict[str, np.ndarray], size: int) -> dict[str, np.ndarray]:
 
 def projections(delta: torch.Tensor, u: np.ndarray, v: np.ndarray, total: float) -> dict[str, float]:
     """Shares of ‖D‖² in the spans of u [m, k] and v [n, k]: ‖U^T D V‖², ‖U^T D‖², ‖D V‖² over `total`."""
-    import torch
-
-    left, right = (torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)) for x in (u, v))
-    inside = left.T @ delta
-    shares = {"both": inside @ right, "left": inside, "right": delta @ right}
-    return {name: float(part.double().square().sum()) / total for name, part in shares.items()}
+    d = delta.numpy()
+    left, right = (np.asarray(x, dtype=np.float32) for x in (u, v))
+    inside = left.T @ d
+    shares = {"both": inside @ right, "left": inside, "right": d @ right}
+    return {name: float(np.square(part, dtype=np.float64).sum()) / total for name, part in shares.items()}
 
 
 def jaccard(a: np.ndarray, b: np.ndarray) -> float:

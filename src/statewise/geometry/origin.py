@@ -11,7 +11,7 @@ import numpy as np
 
 from statewise.errors import RecipeError, nearest
 from statewise.geometry import codes, krylov, masks, spectrum
-from statewise.geometry.checkpoints import Weights
+from statewise.geometry.checkpoints import LowRank, Weights
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,8 @@ ENERGIES = (1, 2, 4, 8, 16)
 @dataclass(frozen=True)
 class Settings:
     """`top`: K, the leading triplets of D; `hill_k`; `angle_k`: at most half the short side; `rank`, `alpha`: of the principal
-    mask, the rank at most a quarter of the short side; `values`: "stored", or "bf16" to round everything first.
+    mask, the rank at most a quarter of the short side; `values`: "stored", or "bf16" to round everything first;
+    `same_norm`: scale every update to the norm of the smallest.
     """
 
     tiers: tuple[str, ...] = ("support", "update")
@@ -37,6 +38,7 @@ class Settings:
     rank: int = 64
     alpha: float = 0.3
     values: str = "stored"
+    same_norm: bool = False
     cache: str | None = None
     device: str = "cpu"
     seed: int = 0
@@ -124,7 +126,8 @@ class Delta:
     def of(cls, before: Weights, after: Weights) -> Delta:
         import torch
 
-        if after.delta is not None and before.delta is None and torch.equal(before.stored, after.stored):
+        if _is_product(before, after):
+            assert after.delta is not None
             factored = spectrum.factored(after.delta)
             dense = (after.delta.left @ after.delta.right).float()
             return cls(dense, float(np.linalg.norm(factored.s)), factored)
@@ -135,6 +138,23 @@ class Delta:
             dense[low:high] = part
             square += float(part.square().sum())
         return cls(dense, math.sqrt(square), None)
+
+
+def towards(before: Weights, after: Weights, share: float) -> Weights:
+    """W0 + share (W+ - W0) in float64; an adapter's change stays a product."""
+    if share == 1:
+        return after
+    if _is_product(before, after):
+        assert after.delta is not None
+        return Weights(after.stored, LowRank(share * after.delta.left, after.delta.right))
+    old = before.rows().double()
+    return Weights(old + share * (after.rows().double() - old))
+
+
+def _is_product(before: Weights, after: Weights) -> bool:
+    import torch
+
+    return after.delta is not None and before.delta is None and torch.equal(before.stored, after.stored)
 
 
 def rounded(weights: Weights) -> Weights:

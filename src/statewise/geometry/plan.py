@@ -51,7 +51,7 @@ def _seconds(shape: tuple[int, int], settings: Settings, updates: int) -> dict[s
     vectors = (4 * p * p * k / BACK + 2 * entries * k + 8 * (p + longest) * k * k) / rate
     cost = {tier: seconds * entries * updates for tier, seconds in PER_ENTRY.items()}
     cost["update"] += updates * KRYLOV * entries / rate / SINGLE
-    cost["spectrum"] = values * (1 + 2 * updates)
+    cost["spectrum"] = values * (1 + updates + updates / SINGLE)
     cost["angles"] = vectors * (1 + updates)
     if not settings.has("spectrum"):
         cost["angles"] += values * (1 + updates)

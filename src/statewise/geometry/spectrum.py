@@ -190,10 +190,13 @@ def other_side(
 
     k = short.shape[1]
     long = np.empty((max(weights.stored.shape), k), dtype=dtype)
-    scaled = torch.from_numpy(np.ascontiguousarray(short / s[:k])).to(device)
+    scaled: Any = np.ascontiguousarray(short / s[:k])
+    if device != "cpu":
+        scaled = torch.from_numpy(scaled).to(device)
     for low, high, part in _blocks(weights, tall):
-        part = part.to(device)
-        long[low:high] = ((part if tall else part.T) @ scaled).cpu().numpy()
+        part = part.numpy() if device == "cpu" else part.to(device)
+        found = (part if tall else part.T) @ scaled
+        long[low:high] = found if device == "cpu" else found.cpu().numpy()
     return long
 
 

@@ -10,9 +10,18 @@ from __future__ import annotations
 
 import numpy as np
 
+AT_ONCE = 512  # vectors; they take five matrices of their size
+
 
 def vectors(diagonal: np.ndarray, beside: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Unit vectors [p, k] for `values` [k]; orthogonal to eps ‖T‖ / (smallest gap of `values`). `beside`: [p - 1]."""
+    found = np.empty((len(diagonal), len(values)))
+    for low in range(0, len(values), AT_ONCE):
+        found[:, low : low + AT_ONCE] = _vectors(diagonal, beside, values[low : low + AT_ONCE])
+    return found
+
+
+def _vectors(diagonal: np.ndarray, beside: np.ndarray, values: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         shifted = diagonal[:, None] - values
         down, up = _pivots(shifted, beside**2), _pivots(shifted[::-1], beside[::-1] ** 2)[::-1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -148,7 +148,12 @@ class _Text:
 
 
 class HintedDecoder(BatchedSampler):
-    """Texts that two streams of a transformers or PEFT model write together."""
+    """Texts that two streams of a transformers or PEFT model write together.
+
+    count(read, completions): told of what was read beside the new tokens, and of the texts, after each call.
+    """
+
+    count: Callable[[Sequence[Sequence[int]], Sequence[HintedCompletion]], None] | None = None
 
     def decode(
         self,
@@ -177,7 +182,10 @@ class HintedDecoder(BatchedSampler):
                 done[text.index] = text.completion()
                 if self.progress is not None:
                     self.progress(len(done), len(prompts))
-        return [done[index] for index in range(len(prompts))]
+        completions = [done[index] for index in range(len(prompts))]
+        if self.count is not None:
+            self.count([_read_beside(*pair) for pair in zip(prompts, completions, strict=True)], completions)
+        return completions
 
     def _limit(self, prompt: HintedPrompt, law: HintedLaw, index: int) -> int:
         context = num_positions(self.model)
@@ -228,6 +236,12 @@ def _extend(texts: Sequence[_Text], drawn: Drawn, rules: _Rules) -> None:
     values = zip(drawn.logprobs.tolist(), drawn.weights.tolist(), drawn.phi.tolist(), strict=True)
     for text, token, value in zip(texts, drawn.tokens.tolist(), values, strict=True):
         text.append(token, value, rules)
+
+
+def _read_beside(prompt: HintedPrompt, completion: HintedCompletion) -> Sequence[int]:
+    """The contexts, and the text once more where the imitator read it too."""
+    hinted = (*prompt.imitator, *completion.tokens[: completion.delimiter_at]) if prompt.imitator else ()
+    return (*prompt.plain, *hinted)
 
 
 def _longest(prompt: HintedPrompt) -> int:

@@ -108,8 +108,8 @@ def _has(metrics: dict[str, dict[str, float]], name: str) -> bool:
 
 
 def _interval(value: dict[str, float]) -> str:
-    shown = f"{value['mean']:+.3f}"
-    return shown if not math.isfinite(value["low"]) else f"{shown} [{value['low']:+.3f}, {value['high']:+.3f}]"
+    shown = f"{value['mean']:+.4f}"
+    return shown if not math.isfinite(value["low"]) else f"{shown} [{value['low']:+.4f}, {value['high']:+.4f}]"
 
 
 def _figures(facts: Facts, rows: Sequence[Row]) -> Iterator[tuple[tuple[str, str], tuple[str, figures.Plot]]]:
@@ -162,8 +162,9 @@ def _choices(facts: Facts) -> str:
         f"(modules {', '.join(selection['modules'])}; {layers}); K = {settings['top']} leading directions of D; Hill over "
         f"{settings['hill_k']} singular values of D; angles of the {settings['angle_k']} leading directions of W0, at most "
         f"half the short side; principal mask of rank {settings['rank']}, at most a quarter of the short side, and both "
-        f"masks of density {settings['alpha']:g}; tolerance {settings['tolerance']:g}; values {settings['values']}; D in "
-        "float32, singular values in float64."
+        f"masks of density {settings['alpha']:g}; tolerance {settings['tolerance']:g}; values {settings['values']}"
+        f"{', every D scaled to one norm' if settings['same_norm'] else ''}; D and "
+        "its singular values in float32, those of the weights in float64."
     )
     return "\n\n".join([text, *facts["notes"]])
 

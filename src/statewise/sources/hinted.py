@@ -126,9 +126,14 @@ class HintedSource(PromptSource, kind="hinted"):
         from statewise.sources.realigning import Realigner
 
         _, hint, delimiter = self.shown(world)
-        model = world.open_model("step0").policy.model if self.writer == "step0" else world.policy
+        model, sampler = world.policy, world.sampler
+        if self.writer == "step0":
+            opened = world.open_model("step0")
+            model, sampler = opened.policy.model, opened.sampler
+        decoder = HintedDecoder(model, pad_id=pad_id(world.tokenizer), **settings)
+        decoder.count = getattr(sampler, "count", None)  # in a run, what is written is counted
         return Realigner(
-            HintedDecoder(model, pad_id=pad_id(world.tokenizer), **settings),
+            decoder,
             world.tokenizer,
             self.law(stop_ids(world.policy, world.tokenizer)),
             hint,
