@@ -42,8 +42,8 @@ def sections(model: ReportModel) -> list[Section]:
 
 
 def lead(model: ReportModel) -> str:
-    """The answer: its first sentence a paragraph of its own."""
-    return "\n\n".join(part for part in [*model.answer[:1], " ".join(model.answer[1:])] if part)
+    """The answer, a paragraph a finding."""
+    return "\n\n".join(model.answer)
 
 
 def _scores(model: ReportModel) -> list[Block]:

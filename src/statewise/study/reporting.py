@@ -22,15 +22,16 @@ def study_model(study: StudyResults, versus: str | None = None) -> ReportModel:
         for run in study.runs
     ]
     budgets = {run.arm: _words(run.plan.get("budget", {})) for run in study.runs}
-    same = len(set(budgets.values())) == 1
+    shared = max(dict.fromkeys(budgets.values()), key=list(budgets.values()).count)
+    others = [f"{arm}: {told}" for arm, told in budgets.items() if told != shared]
     question = Question(
         title=str(study.plan["name"]),
         about=str(study.plan.get("about", "")),
         target=study.plan["target"],
         purposes=study.purposes,
         versus=versus or study.plan.get("versus"),
-        budget=f"Budget of every arm: {next(iter(budgets.values()))}." if same else "",
-        warnings=() if same else (f"Budgets differ: {'; '.join(f'{arm}: {told}' for arm, told in budgets.items())}.",),
+        budget="" if others else f"Budget of every arm: {shared}.",
+        warnings=(f"Budgets differ: {'; '.join([*others, f'all others: {shared}'])}.",) if others else (),
     )
     return build(runs, question)
 
