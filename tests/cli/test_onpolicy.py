@@ -46,6 +46,19 @@ def test_the_three_commands(cli: Callable[..., Any], data: Path, model_dir: Path
     assert (tmp_path / "out" / "report.html").stat().st_size > 100_000
 
 
+def test_relative_paths_from_score_to_filter(
+    cli: Callable[..., Any], data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["columns.prompt=question", "columns.completion=answer", "chat=true", "on_bad_row=skip"]
+    assert cli("score", data.name, *words, "--model", "tiny", "--out", "scores", "--quiet").code == 0
+    assert cli("filter", "scores", "--out", "kept.jsonl", "--max-rows", "3").code == 0
+    assert len(Path("kept.jsonl").read_text().splitlines()) == 3
+    monkeypatch.chdir(tmp_path.parent)  # from elsewhere, too
+    assert cli("filter", tmp_path / "scores", "--out", tmp_path / "again.jsonl", "--max-rows", "3").code == 0
+    assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "kept.jsonl").read_bytes()
+
+
 def test_bad_input(cli: Callable[..., Any], data: Path, tmp_path: Path) -> None:
     out = ["--model", "tiny", "--out", tmp_path / "out"]
     assert "did you mean 'columns'" in cli("score", data, "colums.prompt=question", *out).err

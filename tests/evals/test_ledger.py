@@ -268,6 +268,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     code, out, _ = call("ledger", a, b)
     assert code == 0 and "1 more seed" in out and "40 x 2" in out and "mean forgetting +0.1500" in out
+    assert "seed" in call("ledger", a, a)[2] and "is there more than once" in call("ledger", a, a)[2]
     code, out, err = call("ledger", a, b, "--apart", "--gate", "max_drop=0.15", "--json")
     told = json.loads(out)
     assert code == 1 and len(told["ledgers"]) == 2 and len(told["violations"]) == 1 and "a gate is broken" in err

@@ -111,6 +111,11 @@ def test_failures_and_alarms_are_shown(runs: Runs) -> None:
     ]
 
 
+def test_a_repeated_seed_is_said_to_be_no_evidence(runs: Runs) -> None:
+    (warning,) = build(grouped([*runs, runs[0], runs[0]]), Question("t")).warnings
+    assert warning.startswith("mild: seed 0 is there 3 times; a repeated seed is no new evidence")
+
+
 def test_paths_of_teachers_are_told_as_runs(runs: Runs) -> None:
     (runs[0] / "recipe.toml").write_text(f'source = "mild"\nteacher = "{runs[2]}"')
     edit(runs[0], method=[f"signal: teacher({runs[2]})"])

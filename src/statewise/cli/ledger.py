@@ -35,7 +35,7 @@ def command(
 
     Gates: max_drop (any retention task), max_mean_drop, min_retention, min_gain (any target task), max_probe_rise (nats).
     """
-    from statewise.evals.from_runs import arm_ledger, same_but_seed
+    from statewise.evals.from_runs import arm_ledger, repeated_seeds, same_but_seed
     from statewise.evals.gates import parse_gate, violations
 
     if gate_bound not in BOUNDS:
@@ -45,6 +45,11 @@ def command(
     groups = [[run] for run in runs] if apart else same_but_seed(runs)
     ledgers = [arm_ledger(_name(group), group, base=base, step=step, purposes=purposes) for group in groups]
     _check_names(purposes, ledgers)
+    for group in groups:
+        for seed in repeated_seeds(group):
+            say(
+                f"warning: {_name(group)}: seed {seed} is there more than once; intervals are too narrow (see --apart)."
+            )
     broken = [line for ledger in ledgers for line in violations(ledger, gates, gate_bound)]  # type: ignore[arg-type]
     if as_json:
         print_json({"ledgers": [ledger.to_plain() for ledger in ledgers], "violations": broken})

@@ -111,8 +111,11 @@ def _print(model: ReportModel) -> None:
         for row in model.contrasts
         if row["against"] == model.versus
     ]
-    print_table(["task", "arm", str(model.versus), "score", "difference [95 %]", "p Holm", ""], rows)
-    print(f"{model.method}\n")
+    if rows:
+        print_table(["task", "arm", str(model.versus), "score", "difference [95 %]", "p Holm", ""], rows)
+        print(f"{model.method}\n")
+    else:
+        say("nothing to compare: the runs share no task that was evaluated to the end.")
     if model.differences:
         arms = list(model.differences[0]["values"])
         settings = [[row["setting"], *(_value(row["values"].get(arm)) for arm in arms)] for row in model.differences]

@@ -16,7 +16,7 @@ OPTIONS = ("--out", "--count", "--json", "--quiet", "--help")
 def command(
     words: list[str] = typer.Argument(..., metavar="RECIPE [KEY=VALUE]...", help="A file or a shipped recipe."),
     out: Path = typer.Option(..., help="A .jsonl file that is not there yet."),
-    count: int = typer.Option(None, min=1, help="Samples to draw; default: a pass through the prompts."),
+    count: int = typer.Option(None, min=1, help="Samples to draw, in whole steps of batch.rollouts; default: a pass."),
     quiet: bool = typer.Option(False, "--quiet", help="Show no progress."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:

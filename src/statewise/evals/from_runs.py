@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -51,6 +52,14 @@ def same_but_seed(runs: Sequence[str | Path]) -> list[list[Path]]:
         recipe.pop("seed", None)
         groups.setdefault(json.dumps(recipe, sort_keys=True), []).append(run)
     return list(groups.values())
+
+
+def repeated_seeds(runs: Sequence[Path]) -> list[int]:
+    """Seeds that more than one of the runs has; such runs are no new evidence."""
+    counts = Counter(
+        int(tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8")).get("seed", 0)) for run in runs
+    )
+    return [seed for seed, count in counts.items() if count > 1]
 
 
 def evaluated_steps(run: Path) -> dict[int, Path]:

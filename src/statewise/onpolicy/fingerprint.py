@@ -27,7 +27,7 @@ def of_file(path: Path) -> str:
 
 
 def of_data(source: DataSource, base_dir: Path) -> dict[str, str]:
-    """{file: hash}; empty for a hub id or an embedded task."""
+    """{file: hash}, files by their name or their path inside the data's directory; empty for a hub id or an embedded task."""
     path = None if source.data.startswith("tiny:") else find_data(source.data, base_dir)
     if path is None:
         return {}
@@ -35,7 +35,7 @@ def of_data(source: DataSource, base_dir: Path) -> dict[str, str]:
         files = sorted(f for f in path.rglob("*") if f.is_file() and f.suffix in (".arrow", ".json"))
     else:
         files = [path] if path.is_file() else find_files(path, source.split, source.config)
-    return {str(f if path.is_file() else f.relative_to(path)): of_file(f) for f in files}
+    return {f.name if path.is_file() else str(f.relative_to(path)): of_file(f) for f in files}
 
 
 def of_model(settings: ModelSettings) -> dict[str, str]:

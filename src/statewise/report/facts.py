@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import zip_longest
@@ -51,7 +52,7 @@ def renamed(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def warnings(runs: Sequence[RunView | Planned]) -> list[str]:
-    """What a reader must know: runs that failed, are not done, raised an alarm."""
+    """What a reader must know: runs that failed, are not done, raised an alarm, or repeat a seed."""
     found: dict[tuple[str, str], list[int]] = {}
     for run in runs:
         for text in _warnings_of(run):
@@ -59,6 +60,15 @@ def warnings(runs: Sequence[RunView | Planned]) -> list[str]:
     return [
         f"{arm}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}: {text}"
         for (arm, text), seeds in found.items()
+    ] + _repeated([run for run in runs if isinstance(run, RunView)])
+
+
+def _repeated(views: Sequence[RunView]) -> list[str]:
+    counts = Counter((view.arm, view.seed) for view in views if view.status == "completed")
+    return [
+        f"{arm}: seed {seed} is there {count} times; a repeated seed is no new evidence, so intervals are too narrow."
+        for (arm, seed), count in counts.items()
+        if count > 1
     ]
 
 
