@@ -206,6 +206,15 @@ def column_names() -> list[str]:
     return [*NAMES[1:], "tokens", "positions", *LISTS]
 
 
+def test_a_scoring_that_never_began_gives_way_to_the_mended_command(scored: Make, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no\.jsonl: no row can be scored"):
+        scored(write(tmp_path / "no.jsonl", []))
+    assert scored().summary["samples"] == 40  # other data, the same directory
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunError, match="can't be made a directory of scores"):
+        scored(name="file")
+
+
 def test_another_scoring_is_not_touched(scored: Make, tmp_path: Path) -> None:
     data = scored().path.with_suffix(".jsonl")
     before = (tmp_path / "scores" / "scores.parquet").read_bytes()

@@ -227,6 +227,20 @@ def test_bad_bytes_are_named_by_line(tmp_path: Path):
         DatasetSource(data="d.csv").num_examples(world(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["d.jsonl", "d.json"])
+def test_half_a_character_is_a_bad_row(name: str, tmp_path: Path):
+    r"""`\ud83d` is half of an emoji; whole ones pass, escaped or not."""
+    halves = [
+        r'{"prompt": "a", "completion": "\ud83d b"}',
+        r'{"prompt": "\uD83D\uDE00 ok", "completion": "\ud83d\ude00"}',
+    ]
+    text = "\n".join(halves) if name == "d.jsonl" else f"[{', '.join(halves)}]"
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=r"holds half a character: \\ud83d without its other half"):
+        DatasetSource(data=name).num_examples(world(tmp_path))
+    assert counted(DatasetSource(data=name, on_bad_row="skip"), tmp_path)["samples"] == 1
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
@@ -250,7 +264,7 @@ def test_files_that_are_no_data(name: str, content: str, reason: str, tmp_path: 
 def test_names_that_are_no_data(tmp_path: Path):
     (tmp_path / "nothing").mkdir()
     for data, reason in (
-        ("gone.jsonl", "no file or directory 'gone.jsonl', neither in"),
+        ("gone.jsonl", "no file or directory 'gone.jsonl'; looked in"),
         ("./gone", "no file or directory"),
         ("nothing", "holds no data file"),
         ("nobody/nothing", "no local file, and the hub gave no data set"),

@@ -75,3 +75,8 @@ def test_t_items() -> None:
 def test_refusals(arguments: tuple[float, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         stats.mcnemar_items(*arguments)
+
+
+def test_a_difference_beyond_measuring_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="more than 100,000,000 items would be needed"):
+        stats.mcnemar_items(1e-9, 0.2)

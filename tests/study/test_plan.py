@@ -97,8 +97,8 @@ def test_axes_without_arms_are_the_arms(study_file: Path) -> None:
     ("old", "new", "message"),
     [
         ("arm:stress", "arm:stres", "did you mean 'stress'"),
-        ("arm:stress", "arm:stress@7", "has no seed 7"),
-        ("arm:stress", "arm:student", "wait for each other"),
+        ("arm:stress", "arm:stress@7", "but arm 'stress' has no seed 7"),
+        ("arm:stress", "arm:student", "student waits for itself"),
         ('target = "tiny:math"', 'target = "math"', "target: no task 'math'"),
         ('versus = "stress"', 'versus = "stres"', "versus: no arm 'stres'"),
         ("seeds = [0, 1]", "seeds = [1, 1]", "none twice"),

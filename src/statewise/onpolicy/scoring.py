@@ -160,16 +160,26 @@ class _Work:
         if file.is_file():
             before = {name: value for name, value in _read(file).items() if name in facts}
             others = fingerprint.differences(before, json.loads(to_json(facts)))
-            if others:
+            if others and not self._is_stillborn():
                 raise RunError(
                     f"{self.out}: holds another scoring; it differs in {'; '.join(others[:5])}. Choose another --out, or "
                     "remove the directory."
                 )
-            return
-        if self.out.is_dir() and any(self.out.iterdir()):
+            if not others:
+                return
+            shutil.rmtree(self.parts, ignore_errors=True)
+        elif self.out.is_dir() and any(self.out.iterdir()):
             raise RunError(f"{self.out}: is not empty and holds no scoring; choose another --out.")
-        self.parts.mkdir(parents=True, exist_ok=True)
+        try:
+            self.parts.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{self.out}: can't be made a directory of scores: {error}. Choose another --out.") from None
         atomic_write(file, to_json({**facts, "base_dir": str(self.base_dir.resolve())}, indent=2) + "\n")
+
+    def _is_stillborn(self) -> bool:
+        """Whether nothing was scored here yet, so that a mended command may take its place."""
+        done = (self.out / "scores.parquet").exists() or any(self.parts.glob("*.parquet"))
+        return not done and not RunDir(self.out).is_locked()
 
     def _part(self, number: int) -> Path:
         return self.parts / f"{number:08d}.parquet"

@@ -66,7 +66,20 @@ def _json_row(line: bytes) -> Row | RowError:
         return RowError("is not UTF-8", f"byte {error.start + 1} of the line, {error.reason}; save the file as UTF-8")
     except ValueError as error:
         return RowError("is not JSON", str(error))
-    return row if isinstance(row, dict) else _no_object(row)
+    return _whole(row) if b"\\ud" in line.lower() else _object(row)
+
+
+def _whole(value: Any) -> Row | RowError:
+    """JSON can escape half a character, such as \\ud83d alone, that no tokenizer reads and no file holds."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        return RowError("holds half a character", f"\\u{ord(error.object[error.start]):x} without its other half")
+    return _object(value)
+
+
+def _object(value: Any) -> Row | RowError:
+    return value if isinstance(value, dict) else _no_object(value)
 
 
 def _no_object(value: Any) -> RowError:
@@ -76,7 +89,8 @@ def _no_object(value: Any) -> RowError:
 def _json(path: Path) -> Iterator[Placed]:
     """A list of objects, an object whose `data` is one, or one object a line."""
     try:
-        content = json.loads(_text(path))
+        text = _text(path)
+        content = json.loads(text)
     except ValueError as error:
         if str(error).startswith("Extra data"):
             yield from _json_lines(path)
@@ -85,8 +99,9 @@ def _json(path: Path) -> Iterator[Placed]:
     content = content.get("data", content) if isinstance(content, dict) else content
     if not isinstance(content, list):
         raise DataError(f"{path}: expected a list of objects, an object whose 'data' is one, or one object a line.")
+    check = _whole if "\\ud" in text.lower() else _object
     for index, row in enumerate(content):
-        yield f"{path}[{index}]", row if isinstance(row, dict) else _no_object(row)
+        yield f"{path}[{index}]", check(row)
 
 
 def _text(path: Path) -> str:

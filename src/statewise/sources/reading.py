@@ -71,7 +71,8 @@ def find_data(data: str, base_dir: Path) -> Path | None:
         if path.exists():
             return path
     if given.suffix in SUFFIXES or data.startswith((".", "/", "~")):
-        raise DataError(f"data: no file or directory '{data}', neither in {base_dir.resolve()} nor in {Path.cwd()}.")
+        looked = dict.fromkeys([str(base_dir.resolve()), str(Path.cwd())])
+        raise DataError(f"data: no file or directory '{data}'; looked in {' and '.join(looked)}.")
     return None
 
 

@@ -87,7 +87,7 @@ def t_items(delta: float, spread: float, alpha: float = 0.05, power: float = 0.8
 def _least(reached: Callable[[int], bool], start: int) -> int:
     """The least n from which on `reached`, by doubling and halving; ties of a sawtooth go to the larger n."""
     high = start
-    while not reached(high):
+    while high > MOST_ITEMS or not reached(high):
         high *= 2
         if high > MOST_ITEMS:
             raise ValueError(f"more than {MOST_ITEMS:,} items would be needed; ask for a larger difference")

@@ -203,9 +203,11 @@ def _linked(job: Job, known: set[tuple[str, int]], arms: list[str]) -> Job:
         wanted = (name, job.seed if seed is None else seed)
         if wanted not in known:
             problem = (
-                f"no arm '{name}'{nearest(name, arms)}" if name not in arms else f"arm '{name}' has no seed {wanted[1]}"
+                f"there is no arm '{name}'{nearest(name, arms)}"
+                if name not in arms
+                else f"arm '{name}' has no seed {wanted[1]}; give it that seed, or name one of its own: arm:{name}@SEED"
             )
-            raise RecipeError(f"arms.{job.arm}: refers to 'arm:{name}', but there is {problem}")
+            raise RecipeError(f"arms.{job.arm}: refers to 'arm:{name}', but {problem}")
         needs.append(wanted)
     return replace(job, needs=tuple(dict.fromkeys(needs)))
 
@@ -217,7 +219,9 @@ def _identified(jobs: list[Job]) -> tuple[Job, ...]:
     while waiting:
         ready = [job for job in waiting.values() if all(need in done for need in job.needs)]
         if not ready:
-            raise RecipeError(f"arms: {', '.join(sorted({arm for arm, _ in waiting}))} wait for each other (arm:...).")
+            names = sorted({arm for arm, _ in waiting})
+            wait = "waits for itself" if len(names) == 1 else "wait for each other"
+            raise RecipeError(f"arms: {', '.join(names)} {wait} (arm:...).")
         for job in ready:
             told = [job.recipe.identity, *(done[need].identity for need in job.needs)]
             identity = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]
