@@ -88,6 +88,18 @@ def test_a_measure_that_ranks_is_found() -> None:
     assert rank([]) == []
 
 
+def test_a_correlation_that_one_arm_makes_is_shown() -> None:
+    found = [
+        Point(
+            f"{arm}{seed}", arm, 1.0 if arm == "z" else 0.01 * seed, {"lone": 9.0 if arm == "z" else 0.1 * (-seed) ** i}
+        )
+        for i, arm in enumerate("abcz")
+        for seed in range(1, 4)
+    ]
+    lone = rank(found, resamples=20)[0]
+    assert lone.rho > 0.5 > abs(lone.rho_without_worst)
+
+
 def test_another_vocabulary_is_refused(policy: Any) -> None:
     from statewise.drift.runs import load
 

@@ -143,9 +143,16 @@ def _rank(job: _Job, places: list[Path], again: bool, out: Path | None, as_json:
         atomic_write(out / "drift_ranking.json", to_json(plain, indent=2) + "\n")
     if as_json:
         return print_json(plain)
-    columns = ["measure", "Spearman with forgetting [95 %]", "over arms", ""]
+    columns = ["measure", "Spearman with forgetting [95 %]", "over arms", "without the worst arm", ""]
     rows = [
-        [r.measure, f"{r.rho:+.2f} [{r.low:+.2f}, {r.high:+.2f}]", f"{r.rho_of_arms:+.2f}", r.verdict] for r in ranked
+        [
+            r.measure,
+            f"{r.rho:+.2f} [{r.low:+.2f}, {r.high:+.2f}]",
+            f"{r.rho_of_arms:+.2f}",
+            f"{r.rho_without_worst:+.2f}",
+            r.verdict,
+        ]
+        for r in ranked
     ]
     print_table(columns, rows)
     print(f"{len(points)} runs of {len({p.arm for p in points})} methods; intervals: bootstrap of whole methods")

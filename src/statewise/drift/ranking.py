@@ -19,6 +19,7 @@ class Ranked:
     """Spearman's correlation of a measure with mean forgetting over runs, and over means of arms.
 
     low, high: 95 % percentile bootstrap in which whole arms are redrawn, since seeds of an arm are alike.
+    rho_without_worst: over runs, without the arm that forgot most: near 0 where that arm alone made the correlation.
     """
 
     measure: str
@@ -28,6 +29,7 @@ class Ranked:
     low: float
     high: float
     rho_of_arms: float
+    rho_without_worst: float
 
     @property
     def verdict(self) -> str:
@@ -89,7 +91,10 @@ def _ranked(measure: str, found: Sequence[Point], resamples: int) -> Ranked:
     means = [
         [_mean([v for v, arm in zip(side, arms, strict=True) if arm == name]) for name in names] for side in (x, y)
     ]
-    return Ranked(measure, len(found), len(names), spearman(x, y), low, high, spearman(*means))
+    worst = names[max(range(len(names)), key=means[1].__getitem__)]
+    rest = [place for place, arm in enumerate(arms) if arm != worst]
+    without = spearman([x[place] for place in rest], [y[place] for place in rest])
+    return Ranked(measure, len(found), len(names), spearman(x, y), low, high, spearman(*means), without)
 
 
 def _mean(values: Sequence[float]) -> float:
