@@ -189,3 +189,13 @@ def test_tiny_build(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tm
     assert done.code == 0 and "math: 0.4" in done.out and "step=10 loss=2.5" in done.err
     assert json.loads(cli("tiny", "build", "--out", tmp_path, "--json").out)["seed"] == 0
     assert cli("tiny", "build").code == 2
+
+
+def test_what_is_no_number_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
+    from statewise.cli.output import interval, print_table
+
+    nan = float("nan")
+    assert interval({"mean": nan, "low": nan, "high": nan}) == "-"
+    assert interval({"mean": 0.5, "low": nan, "high": nan}) == "0.500"
+    print_table(["a", "b"], [[nan, 1.5]])
+    assert capsys.readouterr().out.splitlines()[1].split() == ["-", "1.5"]

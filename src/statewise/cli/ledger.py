@@ -111,4 +111,6 @@ def _p(value: float) -> str:
 def _told(e: Estimate, form: str) -> str:
     if math.isnan(e.value):
         return "undefined"
+    if math.isnan(e.low):
+        return f"{e.value:{form}}"
     return f"{e.value:{form}} [{e.low:{form}}, {e.high:{form}}]"

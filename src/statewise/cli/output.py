@@ -36,16 +36,17 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def _cell(value: Any) -> str:
-    if value is None:
+    if value is None or value != value:  # not a number
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def interval(score: dict[str, float] | None) -> str:
     """`0.512 [0.470, 0.553]`, without brackets where there is no interval."""
-    if score is None or score.get("mean") is None:
+    mean = None if score is None else score.get("mean")
+    if score is None or mean is None or mean != mean:
         return "-"
     bounds = [score.get("low"), score.get("high")]
-    if None in bounds:
+    if any(bound is None or bound != bound for bound in bounds):
         return f"{score['mean']:.3f}"
     return f"{score['mean']:.3f} [{bounds[0]:.3f}, {bounds[1]:.3f}]"

@@ -47,14 +47,16 @@ def command(
 
 
 def _write(out: Path, rows: Iterable[dict[str, object]]) -> int:
-    """Row by row, so that what was sampled is there when something fails."""
+    """Row by row, under the name with `.partial` behind until all are there; what was sampled stays there on a failure."""
     from statewise.files import to_json
 
     written = 0
     out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("w", encoding="utf-8") as file:
+    partial = out.with_name(out.name + ".partial")
+    with partial.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(to_json(row) + "\n")
             file.flush()
             written += 1
+    partial.replace(out)
     return written

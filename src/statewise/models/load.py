@@ -170,7 +170,8 @@ def _load_tokenizer(path: str, base: str, settings: ModelSettings) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, **extra)
     except (OSError, ValueError) as error:
-        raise DataError(f"tokenizer of '{where}': can't be loaded: {error}") from error
+        how = "" if Path(where).is_dir() else "there is no such directory, and as a hub id it "
+        raise DataError(f"tokenizer of '{where}': {how}can't be loaded: {error}") from error
     if settings.chat_template is not None:
         file = Path(settings.chat_template)
         if not file.is_file():

@@ -37,14 +37,14 @@ def sampled_rows(
         raise RecipeError(f"source '{source.kind}' samples nothing; expected one such as 'rejection' or 'teacher'.")
     world = open_world(recipe)
     source.before_training(source, world)
-    wanted = count or source.num_examples(world) or size
+    steps = -(-(count or source.num_examples(world) or size) // size)
 
     def rows() -> Iterator[Row]:
-        for step in range(-(-wanted // size)):
+        for step in range(steps):
             measures: dict[str, float] = {}
             rollouts = source.sample(step, size, replace(world, step=step, report=measures.update))
             yield from (_row(r, f"{step}-{index}", world.tokenizer) for index, r in enumerate(rollouts))
-            report((step + 1) * size, wanted, measures)
+            report((step + 1) * size, steps * size, measures)
 
     return rows()
 
