@@ -7,7 +7,7 @@ STAMP := $(VENV)/.statewise-installed
 export OMP_WAIT_POLICY ?= passive
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test test-vllm lint format bench clean
+.PHONY: help install demo test test-vllm test-gpu lint format bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,9 @@ test-vllm:  ## the contract with vLLM, in an environment of its own (3.5 GB; on 
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	.venv-vllm/bin/python -m pip install --quiet --no-deps peft accelerate scipy --editable .
 	.venv-vllm/bin/python -m pytest tests/vllm
+
+test-gpu: $(STAMP)  ## what has to hold on a CUDA device, in bf16
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m gpu
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
