@@ -21,10 +21,9 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import numpy as np
 import torch
 
-from benchmarks.measure import table
+from benchmarks.measure import growth, table
 from benchmarks.sft_step import settings
 from statewise.models.generate import stream
 from statewise.models.hinted import HintedDecoder, HintedPrompt
@@ -93,21 +92,16 @@ def contest(policy: LoadedPolicy, prompts: list[HintedPrompt], law: HintedLaw) -
     print(f"{same} of {len(prompts)} texts are the same tokens")
 
 
-def growth(policy: LoadedPolicy) -> None:
-    """Seconds and tokens of more and more samples of the embedded model."""
+def growing(policy: LoadedPolicy) -> None:
+    """More and more samples of the embedded model."""
     law = HintedLaw(64, temperature=1.0, stop_ids=policy.stop_ids)
-    rows: list[tuple[int, int, float]] = []
-    for size in SIZES:
-        prompts = pairs(policy.tokenizer, questions(None, size), "echo")
-        decoder = HintedDecoder(policy.model, pad_id=policy.pad_id)
-        started = time.perf_counter()
-        made = decoder.decode(prompts, law)
-        rows.append((size, sum(len(c.tokens) for c in made), time.perf_counter() - started))
-    print(
-        table([(n, t, f"{s:.2f}", f"{t / s:,.0f}") for n, t, s in rows], ("samples", "tokens", "seconds", "tokens/s"))
-    )
-    slope = np.polyfit(np.log([t for _, t, _ in rows]), np.log([s for *_, s in rows]), 1)[0]
-    print(f"slope of log seconds over log tokens: {slope:.2f}")
+    prompts = pairs(policy.tokenizer, questions(None, SIZES[-1]), "echo")
+
+    def work(size: int) -> int:
+        made = HintedDecoder(policy.model, pad_id=policy.pad_id).decode(prompts[:size], law)
+        return sum(len(completion.tokens) for completion in made)
+
+    growth(work, SIZES)
 
 
 def main() -> None:
@@ -123,7 +117,7 @@ def main() -> None:
     policy = load_policy(settings(arguments))
     prompts = pairs(policy.tokenizer, questions(arguments.data, arguments.samples), "instruct")
     contest(policy, prompts, HintedLaw(arguments.max_tokens, stop_ids=policy.stop_ids))
-    growth(load_policy("tiny"))
+    growing(load_policy("tiny"))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import subprocess
@@ -30,6 +31,22 @@ def table(rows: Sequence[Sequence[object]], header: Sequence[str]) -> str:
     """A Markdown table."""
     lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
     return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
+
+
+def growth(work: Callable[[int], int], sizes: Sequence[int]) -> None:
+    """Prints seconds and tokens of more and more samples, and the slope of log seconds over log tokens.
+
+    work(size): does so many samples; their tokens.
+    """
+    rows = []
+    for size in sizes:
+        started = time.perf_counter()
+        tokens = work(size)
+        rows.append((size, tokens, time.perf_counter() - started))
+    told = [(n, t, f"{s:.2f}", f"{t / s:,.0f}") for n, t, s in rows]
+    print(table(told, ("samples", "tokens", "seconds", "tokens/s")))
+    slope = statistics.linear_regression([math.log(t) for _, t, _ in rows], [math.log(s) for *_, s in rows]).slope
+    print(f"slope of log seconds over log tokens: {slope:.2f}")
 
 
 def median(values: Sequence[float]) -> float:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks.hinted import SIZES, questions
-from benchmarks.measure import in_turn, median, ratio, table
+from benchmarks.measure import growth, in_turn, median, ratio, table
 from benchmarks.sft_step import settings
 from statewise.models.load import LoadedPolicy, load_policy
 from statewise.models.score import InProcessScorer
@@ -82,20 +81,16 @@ def contest(policy: LoadedPolicy, texts: list[Sample], rounds: int, batch_tokens
     print(f"phi differs by {gaps.mean():.1e} nats on average, at most {gaps.max():.1e}")
 
 
-def growth(policy: LoadedPolicy) -> None:
-    """Seconds and tokens of more and more samples of the embedded model."""
+def growing(policy: LoadedPolicy) -> None:
+    """More and more samples of the embedded model."""
     texts = samples(policy, questions(None, SIZES[-1]))
     statewise(policy, texts[:8], 8192)
-    rows = []
-    for size in SIZES:
-        started = time.perf_counter()
+
+    def work(size: int) -> int:
         statewise(policy, texts[:size], 8192)
-        rows.append((size, sum(len(t) for t, _ in texts[:size]), time.perf_counter() - started))
-    print(
-        table([(n, t, f"{s:.2f}", f"{t / s:,.0f}") for n, t, s in rows], ("samples", "tokens", "seconds", "tokens/s"))
-    )
-    slope = np.polyfit(np.log([t for _, t, _ in rows]), np.log([s for *_, s in rows]), 1)[0]
-    print(f"slope of log seconds over log tokens: {slope:.2f}")
+        return sum(len(tokens) for tokens, _ in texts[:size])
+
+    growth(work, SIZES)
 
 
 def main() -> None:
@@ -115,7 +110,7 @@ def main() -> None:
     contest(
         policy, samples(policy, questions(arguments.data, arguments.samples)), arguments.rounds, arguments.batch_tokens
     )
-    growth(load_policy("tiny"))
+    growing(load_policy("tiny"))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from statewise.geometry.figures import NOISE_MARK
-from statewise.geometry.grid import COLOURS, grid, number
+from statewise.geometry.grid import grid, number
+from statewise.palette import COLOURS
 from statewise.report.picture import write_png
 from statewise.stats.hypothesis import mean_interval
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from statewise.cli.output import interval, print_json, print_table, say
+from statewise.cli.output import estimate, print_json, print_table, say
 from statewise.cli.score import MODEL, engine_of, meter_of
 from statewise.errors import RecipeError
 
@@ -78,10 +78,7 @@ def _sets(words: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _print_statistics(rows: Sequence[dict[str, Any]]) -> None:
-    def told(value: dict[str, float]) -> str:
-        return interval({"mean": value["value"], "low": value["low"], "high": value["high"]})
-
     print_table(
         ["level", "statistic", "A", "B", "AUC [95 %]", "SNR [95 %]"],
-        [[r["level"], r["statistic"], r["mean_a"], r["mean_b"], told(r["auc"]), told(r["snr"])] for r in rows],
+        [[r["level"], r["statistic"], r["mean_a"], r["mean_b"], estimate(r["auc"]), estimate(r["snr"])] for r in rows],
     )

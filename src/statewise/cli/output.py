@@ -41,6 +41,11 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def estimate(value: dict[str, float] | None) -> str:
+    """As `interval`, of a dict with `value` in place of `mean`."""
+    return interval(None if value is None else {**value, "mean": value["value"]})
+
+
 def interval(score: dict[str, float] | None) -> str:
     """`0.512 [0.470, 0.553]`, without brackets where there is no interval."""
     mean = None if score is None else score.get("mean")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from statewise.cli.output import interval, print_json, print_table, say
+from statewise.cli.output import estimate, print_json, print_table, say
 from statewise.cli.study_progress import Teller
 from statewise.errors import CheckFailed, Interrupted
 
@@ -153,24 +153,16 @@ def _cells(row: dict[str, Any], target: str, retention: list[str], versus: str |
         row["arm"],
         seeds,
         f"{row['scores'][target]:.3f}",
-        _interval(row.get("gain")),
-        *([_interval(row.get("versus"))] if versus else []),
-        *(_interval(forgotten.get(task)) for task in retention),
-        _interval(row.get("retention")),
+        estimate(row.get("gain")),
+        *([estimate(row.get("versus"))] if versus else []),
+        *(estimate(forgotten.get(task)) for task in retention),
+        estimate(row.get("retention")),
         *(_whole(row.get(name)) for name in ("seconds", "trained_tokens", "generated_tokens", "teacher_tokens")),
     ]
 
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
-
-
-def _interval(value: dict[str, float] | None) -> str | None:
-    return (
-        None
-        if value is None or value["value"] is None
-        else interval({"mean": value["value"], "low": value["low"], "high": value["high"]})
-    )
 
 
 def _words(values: dict[str, Any]) -> str:

@@ -9,7 +9,8 @@ from statistics import median
 from typing import Any
 
 from statewise.geometry.aggregate import Row, summarise
-from statewise.geometry.grid import COLOURS, Plot, curve, grid, number
+from statewise.geometry.grid import Plot, curve, grid, number
+from statewise.palette import COLOURS
 
 ORDER = ("q", "k", "v", "o", "gate", "up", "down", "other", "embed", "lm_head", "rest")
 GREY = "#8a8a8a"

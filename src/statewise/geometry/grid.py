@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from statewise.palette import COLOURS, SIGNS
+
 Plot = dict[str, Any]
-# Okabe and Ito's colours, told apart by colour-blind readers.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F")
-SIGNS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "triangle-down")
 
 
 def number(panel: int) -> str:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from statewise.palette import COLOURS, SIGNS
+
 Plot = dict[str, Any]
 Row = dict[str, Any]
-# Okabe and Ito's colours, told apart by colour-blind readers.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F")
-SIGNS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "triangle-down")
 COLUMNS = 3
 WIDTH, HEIGHT, TOP = 0.25, 0.36, 0.06  # of a panel, in shares of the figure
 

@@ -145,11 +145,14 @@ def _load_model(path: str, settings: ModelSettings) -> Any:
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **extra)
     except (OSError, ValueError) as error:
-        where = "" if Path(path).is_dir() else "there is no such directory, and as a hub id it "
-        raise DataError(f"model '{path}': {where}can't be loaded: {error}") from error
+        raise DataError(f"model '{path}': {_looked_for(path)}can't be loaded: {error}") from error
     for name, value in (("temperature", None), ("top_p", None), ("top_k", None), ("do_sample", False)):
         setattr(model.generation_config, name, value)
     return model
+
+
+def _looked_for(path: str) -> str:
+    return "" if Path(path).is_dir() else "there is no such directory, and as a hub id it "
 
 
 def _gguf(file: str) -> dict[str, Any]:
@@ -170,8 +173,7 @@ def _load_tokenizer(path: str, base: str, settings: ModelSettings) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, **extra)
     except (OSError, ValueError) as error:
-        how = "" if Path(where).is_dir() else "there is no such directory, and as a hub id it "
-        raise DataError(f"tokenizer of '{where}': {how}can't be loaded: {error}") from error
+        raise DataError(f"tokenizer of '{where}': {_looked_for(where)}can't be loaded: {error}") from error
     if settings.chat_template is not None:
         file = Path(settings.chat_template)
         if not file.is_file():

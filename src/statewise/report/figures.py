@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from statewise.palette import COLOURS, SIGNS
 from statewise.report.page import label
 from statewise.report.scores import BASE
 
 Row = dict[str, Any]
 Plot = dict[str, Any]
-# Okabe and Ito's colours, told apart by colour-blind readers, and with the signs also in black and white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F")
-SIGNS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "triangle-down")
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 
