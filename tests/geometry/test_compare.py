@@ -85,18 +85,49 @@ def test_rows_of_several_ends_say_how_alike_they_are(pair: list[str], tmp_path: 
 
 
 def test_updates_of_one_norm(pair: list[str], tmp_path: Path) -> None:
-    """Half an update measured beside the whole: scaled, they are the same update."""
+    """Half an update measured beside the whole: at one norm they are the same update."""
     before, after = (load_file(f"{path}/model.safetensors") for path in pair)
     exact = {n: before[n].float() for n in before}
     half = save(tmp_path / "half", {n: exact[n] + 0.5 * (after[n].float() - exact[n]) for n in before})
     comparison = prepare([*pair, half], Selection(), replace(EVERY, same_norm=True))
-    assert comparison.scales == pytest.approx((0.5, 1.0)) and "is scaled to" in comparison.notes[-1]
+    assert [place.share for place in comparison.places] == pytest.approx((0.5, 1.0))
+    assert "0.5 of the way" in comparison.notes[-2] and "at its end" in comparison.notes[-1]
     rows = run(comparison)
     for one, other in zip(rows[::2], rows[1::2], strict=True):
         assert one["delta_norm"] == pytest.approx(other["delta_norm"])
         assert one["nss"] == pytest.approx(other["nss"], rel=1e-3) and one["changed"] == other["changed"]
     with pytest.raises(CheckpointError, match="does not differ"):
         prepare([pair[0], pair[0]], Selection(), replace(EVERY, same_norm=True))
+
+
+def test_a_run_is_measured_where_it_first_had_the_norm(tmp_path: Path) -> None:
+    """A course that turns: first 3 along one direction, then 4 along another; the other end has norm 1 or 4."""
+    start = {name_of(0, "self_attn.q_proj"): torch.zeros(32, 32)}
+    begin, run_dir = save(tmp_path / "start", start), tmp_path / "run"
+    (name,) = start
+    for step, (first, second) in {1: (3.0, 0.0), 2: (3.0, 4.0)}.items():
+        weight = torch.zeros(32, 32)
+        weight[0, 0], weight[1, 1] = first, second
+        (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
+        save(run_dir / "checkpoints" / f"step_{step:06d}", {name: weight})
+        (run_dir / "checkpoints" / f"step_{step:06d}" / "manifest.json").write_text("{}")
+    (run_dir / "run.json").write_text("{}")
+    settings = replace(EVERY, same_norm=True)
+    for norm, where in {1.0: (1.0, 0.0), 4.0: (3.0, 7.0**0.5)}.items():
+        away = torch.zeros(32, 32)
+        away[5, 5] = norm
+        comparison = prepare(
+            [begin, str(run_dir), save(tmp_path / f"away_{norm}", {name: away})], Selection(), settings
+        )
+        there = comparison.places[0].of(comparison.matrices[0]).rows()
+        assert (float(there[0, 0]), float(there[1, 1])) == pytest.approx(where)
+        (row, _) = run(comparison)
+        assert row["delta_norm"] == pytest.approx(norm)
+    assert "from step_000001 to step_000002" in comparison.notes[-2]
+    straight = prepare(
+        [begin, str(run_dir / "checkpoints" / "step_000002"), str(tmp_path / "away_4.0")], Selection(), settings
+    )
+    assert straight.places[0].share == pytest.approx(4 / 5)  # a checkpoint given by itself has no course
 
 
 def test_a_fused_checkpoint_has_the_numbers_of_its_parts(tmp_path: Path) -> None:

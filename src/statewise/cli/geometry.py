@@ -67,7 +67,7 @@ def command(
     alpha: float = typer.Option(0.3, min=0.001, max=0.999, help="Density of the principal and the low mask."),
     tolerance: float = typer.Option(1e-5, min=0.0, help="Of the |D| <= tolerance rule."),
     values: str = typer.Option("stored", help="stored, or bf16 to round everything first."),
-    same_norm: bool = typer.Option(False, "--same-norm", help="Scale every update to the norm of the smallest one."),
+    same_norm: bool = typer.Option(False, "--same-norm", help="Measure where each first had the norm of the smallest."),
     cache: Path = CACHE,
     trajectory: bool = TRAJECTORY,
     draws: int = typer.Option(4, min=0, help="Of each null of a trajectory."),

@@ -9,7 +9,6 @@ OUT/results.json       choices, notes, aggregates, and the rows without curves
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -27,7 +26,8 @@ from statewise.geometry.checkpoints import Checkpoint, open_checkpoint
 from statewise.geometry.matrices import Matrix, Selection, match
 from statewise.geometry.measure import Measured, measure
 from statewise.geometry.nulls import gate_jaccard
-from statewise.geometry.origin import Delta, Origin, Settings, towards
+from statewise.geometry.origin import Origin, Settings
+from statewise.geometry.place import Place, at_one_norm, ends
 from statewise.geometry.workers import each
 from statewise.stats.spectra import subspace_similarity
 
@@ -37,14 +37,14 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What will be compared, checked and named. `labels`: of the checkpoints after the first; `scales`: of their updates."""
+    """What is compared, checked and named. `labels`: of the checkpoints after the first; `places`: where they are measured."""
 
     checkpoints: tuple[Checkpoint, ...]
     matrices: tuple[Matrix, ...]
     notes: tuple[str, ...]
     selection: Selection
     settings: Settings
-    scales: tuple[float, ...]
+    places: tuple[Place, ...]
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -54,7 +54,8 @@ class Comparison:
     def key(self) -> str:
         """Of the files, the selection and the settings that make the numbers; where the cache lies does not."""
         settings = {**asdict(self.settings), "cache": self.settings.cache is not None}
-        files = [checkpoint.fingerprint for checkpoint in self.checkpoints]
+        between = [c for place in self.places if place.share != 1 for c in (place.before, place.after)]
+        files = [checkpoint.fingerprint for checkpoint in (*self.checkpoints, *between)]
         return sha256(to_json([SCHEMA, files, asdict(self.selection), settings]).encode()).hexdigest()[:12]
 
     def facts(self) -> dict[str, Any]:
@@ -64,7 +65,7 @@ class Comparison:
             "key": self.key,
             "before": self.checkpoints[0].label,
             "after": list(self.labels),
-            "scales": list(self.scales),
+            "places": [place.facts() for place in self.places],
             "selection": asdict(self.selection),
             "settings": settings,
             "num_matrices": len(self.matrices),
@@ -84,26 +85,11 @@ def prepare(names: Sequence[str | Path], selection: Selection, settings: Setting
         raise CheckpointError(f"{twice}: is given twice among the ends; give each once.")
     found = match(checkpoints, selection)
     notes = [*found.notes, *_rounding(checkpoints, settings)]
-    scales = (1.0,) * len(labels)
+    places = ends(checkpoints)
     if settings.same_norm:
-        norms = _norms(checkpoints, found.matrices)
-        scales = tuple(min(norms) / norm for norm in norms)
-        pairs = zip(labels, norms, strict=True)
-        notes += [f"{name}: D of norm {norm:.4g} is scaled to {min(norms):.4g}" for name, norm in pairs]
-    return Comparison(checkpoints, tuple(found.matrices), tuple(notes), selection, settings, scales)
-
-
-def _norms(checkpoints: Sequence[Checkpoint], matrices: Sequence[Matrix]) -> list[float]:
-    """‖D‖_F of each end over all matrices. Raises CheckpointError where one is 0."""
-    squares = [0.0] * (len(checkpoints) - 1)
-    for matrix in matrices:
-        start = matrix.of(checkpoints[0])
-        for index, end in enumerate(checkpoints[1:]):
-            squares[index] += Delta.of(start, matrix.of(end)).norm ** 2
-    for end, square in zip(checkpoints[1:], squares, strict=True):
-        if not square > 0:
-            raise CheckpointError(f"{end.label}: does not differ from the start, so that it has no norm to be scaled.")
-    return [math.sqrt(square) for square in squares]
+        places, norms = at_one_norm(checkpoints, found.matrices, selection)
+        notes += norms
+    return Comparison(checkpoints, tuple(found.matrices), tuple(notes), selection, settings, places)
 
 
 def _rounding(checkpoints: Sequence[Checkpoint], settings: Settings) -> Iterator[str]:
@@ -169,15 +155,13 @@ def _part(parts: Path | None, comparison: Comparison, index: int) -> Path:
 
 def measure_matrix(comparison: Comparison, index: int) -> list[Row]:
     """The rows of one matrix, one for each checkpoint; what they share of W0 is computed once."""
-    matrix, (start, *ends) = comparison.matrices[index], comparison.checkpoints
+    matrix = comparison.matrices[index]
     try:
-        before = matrix.of(start)
-        origin = Origin(matrix, before, comparison.settings)
-        moved = (towards(before, matrix.of(end), c) for end, c in zip(ends, comparison.scales, strict=True))
-        found = [_lean(measure(origin, after)) for after in moved]
+        origin = Origin(matrix, matrix.of(comparison.checkpoints[0]), comparison.settings)
+        found = [_lean(measure(origin, place.of(matrix))) for place in comparison.places]
     except ArithmeticError as error:
         raise CheckpointError(f"{matrix.name}: {error}; count them with --support alone, or --exclude it.") from None
-    rows = [{"checkpoint": end.label, **measured.row} for end, measured in zip(ends, found, strict=True)]
+    rows = [{"checkpoint": name, **measured.row} for name, measured in zip(comparison.labels, found, strict=True)]
     if len(found) > 1:
         for row, measured in zip(rows, found, strict=True):
             row |= _against_each(measured, found, origin)

@@ -27,7 +27,7 @@ ENERGIES = (1, 2, 4, 8, 16)
 class Settings:
     """`top`: K, the leading triplets of D; `hill_k`; `angle_k`: at most half the short side; `rank`, `alpha`: of the principal
     mask, the rank at most a quarter of the short side; `values`: "stored", or "bf16" to round everything first;
-    `same_norm`: scale every update to the norm of the smallest.
+    `same_norm`: measure every end where its course first had the norm of the smallest update.
     """
 
     tiers: tuple[str, ...] = ("support", "update")

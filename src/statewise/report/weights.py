@@ -163,7 +163,7 @@ def _choices(facts: Facts) -> str:
         f"{settings['hill_k']} singular values of D; angles of the {settings['angle_k']} leading directions of W0, at most "
         f"half the short side; principal mask of rank {settings['rank']}, at most a quarter of the short side, and both "
         f"masks of density {settings['alpha']:g}; tolerance {settings['tolerance']:g}; values {settings['values']}"
-        f"{', every D scaled to one norm' if settings['same_norm'] else ''}; D and "
+        f"{', every D at one norm' if settings['same_norm'] else ''}; D and "
         "its singular values in float32, those of the weights in float64."
     )
     return "\n\n".join([text, *facts["notes"]])
