@@ -56,13 +56,13 @@ def loop(model: Any, texts: Sequence[Sample]) -> list[np.ndarray]:
     return found
 
 
-def statewise(policy: LoadedPolicy, texts: Sequence[Sample], batch_tokens: int) -> list[np.ndarray]:
+def statewise(policy: LoadedPolicy, texts: Sequence[Sample], batch_tokens: int | None) -> list[np.ndarray]:
     settings = {"batch_tokens": batch_tokens, "dtype": torch.float32, "frozen": True}
     scorer = InProcessScorer(policy.model, pad_id=policy.pad_id, **settings)
     return [s.phi for s in score_sequences(scorer, [t for t, _ in texts], [m for _, m in texts])]
 
 
-def contest(policy: LoadedPolicy, texts: list[Sample], rounds: int, batch_tokens: int) -> None:
+def contest(policy: LoadedPolicy, texts: list[Sample], rounds: int, batch_tokens: int | None) -> None:
     policy.model.eval()
     read, scored = sum(len(t) for t, _ in texts), sum(sum(m) for _, m in texts)
     print(f"{len(texts)} samples, {read:,} tokens, {scored:,} of them answers, {torch.get_num_threads()} thread(s)")
@@ -84,10 +84,10 @@ def contest(policy: LoadedPolicy, texts: list[Sample], rounds: int, batch_tokens
 def growing(policy: LoadedPolicy) -> None:
     """More and more samples of the embedded model."""
     texts = samples(policy, questions(None, SIZES[-1]))
-    statewise(policy, texts[:8], 8192)
+    statewise(policy, texts[:8], None)
 
     def work(size: int) -> int:
-        statewise(policy, texts[:size], 8192)
+        statewise(policy, texts[:size], None)
         return sum(len(tokens) for tokens, _ in texts[:size])
 
     growth(work, SIZES)
@@ -100,9 +100,7 @@ def main() -> None:
     parser.add_argument("--data", help="gsm8k_train.jsonl, or another file with question and answer")
     parser.add_argument("--samples", type=int, default=256)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument(
-        "--batch-tokens", type=int, default=512, help="512 is best on a CPU, 8192 is the command's default"
-    )
+    parser.add_argument("--batch-tokens", type=int, help="padded tokens a forward pass; default: the command's")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     arguments.full = True

@@ -26,7 +26,9 @@ def command(
     temperature: float = typer.Option(1.0, help="Logits are divided by it before all statistics."),
     dtype: str = typer.Option("auto", help="Of the model: auto, float32, bfloat16, float16. Statistics are float32."),
     limit: int = typer.Option(10_000, min=2, help="Samples of each set that are compared."),
-    batch_tokens: int = typer.Option(8192, min=1, help="Padded tokens a forward pass."),
+    batch_tokens: int = typer.Option(
+        None, min=1, help="Padded tokens a forward pass; default: 1024 on a CPU, else 8192."
+    ),
     processes: int = typer.Option(1, min=1, help="Processes that score."),
     device: str = typer.Option(None, help="cpu, cuda, cuda:1 ...; default: cuda where there is one."),
     quiet: bool = typer.Option(False, "--quiet", help="Show no progress."),

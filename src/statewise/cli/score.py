@@ -29,7 +29,9 @@ def command(
     out: Path = typer.Option(..., help="Directory for the scores; where it holds a part of them, the rest is added."),
     temperature: float = typer.Option(1.0, help="Logits are divided by it before all statistics."),
     dtype: str = typer.Option("auto", help="Of the model: auto, float32, bfloat16, float16. Statistics are float32."),
-    batch_tokens: int = typer.Option(8192, min=1, help="Padded tokens a forward pass."),
+    batch_tokens: int = typer.Option(
+        None, min=1, help="Padded tokens a forward pass; default: 1024 on a CPU, else 8192."
+    ),
     processes: int = typer.Option(1, min=1, help="Processes that score; the results are the same bytes."),
     on: str = typer.Option("local", help="local, or ray: the processes are Ray workers."),
     threads: int = typer.Option(None, min=1, help="Threads of each process; default: the cores shared out."),

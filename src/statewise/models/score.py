@@ -17,6 +17,7 @@ from statewise.models.topk import TopK
 from statewise.types import TokenStats
 
 NEEDS = ("logprobs", "entropy", "varentropy", "fourth", "rank", "topk")
+BATCH_TOKENS, CPU_BATCH_TOKENS = 8192, 1024  # a CPU's caches hold the states of no more
 BLOCK_BYTES = 2**20  # logits that a CPU's passes read at a time, so that all but the first find them in its cache
 
 
@@ -110,7 +111,8 @@ def _score_chunk(logits: Tensor, targets: Tensor, needs: Sequence[str], topk: in
 class InProcessScorer:
     """The `Scorer` protocol on a transformers or PEFT model.
 
-    batch_tokens: padded tokens a forward pass; dtype: of the head's products (None: the model's).
+    batch_tokens: padded tokens a forward pass (None: as many as the device is quickest with, 1,024 on a CPU and 8,192
+    elsewhere); dtype: of the head's products (None: the model's).
     frozen: the weights never change, so that a float32 copy of a bf16 head may be kept, which makes float32 products cheap.
     """
 
@@ -119,11 +121,13 @@ class InProcessScorer:
         model: Any,
         *,
         pad_id: int,
-        batch_tokens: int = 8192,
+        batch_tokens: int | None = None,
         dtype: torch.dtype | None = None,
         frozen: bool = False,
     ):
-        self.model, self.pad_id, self.batch_tokens, self.dtype = model, pad_id, batch_tokens, dtype
+        on_cpu = next(model.parameters()).device.type == "cpu"
+        self.batch_tokens = batch_tokens or (CPU_BATCH_TOKENS if on_cpu else BATCH_TOKENS)
+        self.model, self.pad_id, self.dtype = model, pad_id, dtype
         self.frozen, self.widened = frozen, False
         self._head: Head | bool | None = False
 
