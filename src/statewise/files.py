@@ -16,31 +16,44 @@ from typing import Any
 def atomic_write(path: Path, content: bytes | str) -> None:
     """Replace `path` by `content` (text as UTF-8): after a crash it holds the old bytes or the new ones."""
     data = content.encode() if isinstance(content, str) else content
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with naming(path):
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(file.fileno(), 0o666 & ~_umask())
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
     sync(path.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of writing name `path`, where they name a temporary file or, as on a full disk, none. Raises OSError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or not (error.filename is None or str(error.filename).endswith(".tmp")):
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
     """A temporary name to write a file under; it takes the name `path` when the block ends without an error."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield aside
-        sync(aside)
-        os.replace(aside, path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+    with naming(path):
+        try:
+            yield aside
+            sync(aside)
+            os.replace(aside, path)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
     sync(path.parent)
 
 

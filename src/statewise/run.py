@@ -28,7 +28,7 @@ from typing import Any
 
 from statewise import environment
 from statewise.errors import RunError
-from statewise.files import atomic_write, sync, to_json
+from statewise.files import atomic_write, naming, sync, to_json
 from statewise.recipe import Recipe
 
 SCHEMA = 1
@@ -198,7 +198,8 @@ class RunDir:
 
     def log(self, row: dict[str, Any]) -> None:
         """Append a row to metrics.jsonl; NaN and infinities are written as null."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        path = self.path / "metrics.jsonl"
+        with naming(path), path.open("a", encoding="utf-8") as file:
             file.write(to_json(row) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -213,7 +214,9 @@ class RunDir:
                 rows += [json.loads(line)] if line else []
             except ValueError as error:
                 if number < len(lines):
-                    raise RunError(f"{file}:{number}: is not a JSON row: {error}") from None
+                    raise RunError(
+                        f"{file}:{number}: is not a JSON row: {error}; remove the line, or the run."
+                    ) from None
         return rows
 
     def truncate(self, step: int) -> None:

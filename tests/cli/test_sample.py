@@ -44,6 +44,21 @@ def test_a_data_set_that_can_be_trained_on(cli: Callable[..., Any], words: list[
     assert again.code == 0 and again.err == "" and "later.jsonl" in again.out
 
 
+@pytest.mark.parametrize(("count", "rows"), [(1, 1), (6, 6), (13, 13)])
+def test_as_many_rows_as_were_asked_for(
+    cli: Callable[..., Any],
+    model_dir: Path,
+    tmp_path: Path,
+    count: int,
+    rows: int,  # noqa: F811
+) -> None:
+    out = tmp_path / "own.jsonl"
+    done = cli("sample", "grpo", f"model.path={model_dir}", *SMALL, "--out", out, "--count", count, "--quiet")
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert done.code == 0 and len(found) == rows and len({row["id"] for row in found}) == rows
+    assert len({row["id"].rsplit("-", 2)[0] for row in found}) == -(-rows // 4)  # whole groups of as few prompts
+
+
 def test_bad_input(cli: Callable[..., Any], words: list[str], tmp_path: Path) -> None:
     out = tmp_path / "kept.jsonl"
     assert "samples nothing" in cli("sample", "tiny_psft", "--out", out).err

@@ -63,6 +63,7 @@ def test_report_of_a_study_names_what_failed(cli: Cli, done: Path) -> None:
     page = (done / "report.html").read_text()
     assert "stress, seed 1: failed: boom" in page and "Why?" in page
     assert cli("report", done, "--out", done / "again.html").code == 0
+    assert cli("report", done, "--out", done).out.strip() == str(done / "report.html")  # into a directory
     assert (done / "again.html").read_text() == page
 
 

@@ -1,5 +1,6 @@
 """Atomic writing and strict JSON."""
 
+import errno
 import json
 import math
 import os
@@ -26,6 +27,26 @@ def test_atomic_write_replaces_and_keeps_on_failure(tmp_path: Path, monkeypatch:
     with pytest.raises(OSError, match="disk full"):
         files.atomic_write(file, b"new")
     assert file.read_text(encoding="utf-8") == "old é" and list(tmp_path.iterdir()) == [file]
+
+
+def test_errors_of_writing_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk has no name in the system's error, a directory in the way has the temporary file's."""
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(IsADirectoryError) as wrong:
+        files.atomic_write(tmp_path / "directory", "x")
+    assert wrong.value.filename == str(tmp_path / "directory")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError) as wrong, files.written_aside(tmp_path / "f") as aside:
+        aside.write_text("x")
+    assert (wrong.value.errno, wrong.value.filename) == (errno.ENOSPC, str(tmp_path / "f"))
+    with pytest.raises(FileNotFoundError) as wrong, files.written_aside(tmp_path / "f"):
+        (tmp_path / "input").read_text()
+    assert wrong.value.filename == str(tmp_path / "input")
+    assert [p.name for p in tmp_path.iterdir()] == ["directory"]
 
 
 def test_permissions_follow_the_umask(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a check or gate failed, 2 bad input, 3 interrupted and res
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -35,6 +36,15 @@ from statewise.cli import (
 from statewise.errors import StatewiseError
 
 BAD_INPUT, OUR_FAULT = 2, 70
+MENDS = {
+    errno.ENOSPC: "free some space and give the same command again; what was finished is kept",
+    errno.EDQUOT: "free some space and give the same command again; what was finished is kept",
+    errno.EFBIG: "raise the limit on the size of files and give the same command again",
+    errno.EACCES: "check its permissions, or choose another place",
+    errno.EROFS: "choose a place that can be written to",
+    errno.EISDIR: "expected a file",
+    errno.ENOTDIR: "a part of the path is a file, not a directory",
+}
 
 app = typer.Typer(
     name="statewise",
@@ -97,7 +107,7 @@ def _explain(error: Exception) -> int:
         print(f"statewise: {error}", file=sys.stderr)
         return error.exit_code
     if isinstance(error, OSError):
-        print(f"statewise: {error}", file=sys.stderr)
+        print(f"statewise: {_of_files(error)}", file=sys.stderr)
         return BAD_INPUT
     print(
         f"statewise: unexpected {type(error).__name__}: {error}\n"
@@ -105,3 +115,12 @@ def _explain(error: Exception) -> int:
         file=sys.stderr,
     )
     return OUR_FAULT
+
+
+def _of_files(error: OSError) -> str:
+    """Which file, what happened, and how to mend it."""
+    if error.errno is None:
+        return str(error)
+    where = f"{error.filename}: " if error.filename is not None else ""
+    mend = MENDS.get(error.errno)
+    return f"{where}{error.strerror}{'; ' + mend if mend else ''}."

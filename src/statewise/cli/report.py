@@ -22,7 +22,9 @@ JSON = typer.Option(False, "--json", help="Print the report's data as JSON; writ
 
 def report(
     runs: list[Path] = RUNS,
-    out: Path = typer.Option(None, help="The HTML file; default: report.html in the run, the study, or here."),
+    out: Path = typer.Option(
+        None, help="HTML file, or a directory for report.html; default: in the run, the study, or here."
+    ),
     vs: str = VS,
     base: Path = BASE,
     as_json: bool = JSON,

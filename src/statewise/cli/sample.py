@@ -16,7 +16,7 @@ OPTIONS = ("--out", "--count", "--json", "--quiet", "--help")
 def command(
     words: list[str] = typer.Argument(..., metavar="RECIPE [KEY=VALUE]...", help="A file or a shipped recipe."),
     out: Path = typer.Option(..., help="A .jsonl file that is not there yet."),
-    count: int = typer.Option(None, min=1, help="Samples to draw, in whole steps of batch.rollouts; default: a pass."),
+    count: int = typer.Option(None, min=1, help="Samples to draw, the most rows written; default: a pass."),
     quiet: bool = typer.Option(False, "--quiet", help="Show no progress."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
@@ -48,12 +48,12 @@ def command(
 
 def _write(out: Path, rows: Iterable[dict[str, object]]) -> int:
     """Row by row, under the name with `.partial` behind until all are there; what was sampled stays there on a failure."""
-    from statewise.files import to_json
+    from statewise.files import naming, to_json
 
     written = 0
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(out.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
+    with naming(partial), partial.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(to_json(row) + "\n")
             file.flush()

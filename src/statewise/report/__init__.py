@@ -11,11 +11,12 @@ if TYPE_CHECKING:
 
 
 def write(model: ReportModel, path: str | Path) -> Path:
-    """The model's page; the same model gives the same bytes."""
+    """The model's page, in `path`, or in report.html of the directory `path`; the same model gives the same bytes."""
     from statewise.report.page import write_page
     from statewise.report.sections import lead, sections
 
-    return write_page(path, model.title, lead(model), sections(model))
+    path = Path(path)
+    return write_page(path / "report.html" if path.is_dir() else path, model.title, lead(model), sections(model))
 
 
 def report(runs: Sequence[str | Path], out: str | Path, *, title: str | None = None, versus: str | None = None) -> Path:

@@ -29,7 +29,8 @@ def sampled_rows(
     """Rows `id`, `prompt`, `completion`, `input_ids`, `completion_mask`, `answer`, `reward` of what the recipe's source gives
     with the recipe's model, as in the first steps of a training that changes no weight.
 
-    count: samples that the source draws (default: a pass through its prompts); a source that rejects some gives fewer.
+    count: samples that the source draws, in whole groups, and the most rows that come of them (default: a pass through its
+    prompts, in steps of batch.rollouts); a source that rejects some gives fewer.
     report(done, count, measures) is called after each step. Raises RecipeError where the source samples nothing.
     """
     source, size = recipe.source, recipe.batch.rollouts
@@ -37,12 +38,17 @@ def sampled_rows(
         raise RecipeError(f"source '{source.kind}' samples nothing; expected one such as 'rejection' or 'teacher'.")
     world = open_world(recipe)
     source.before_training(source, world)
-    steps = -(-(count or source.num_examples(world) or size) // size)
+    wanted = count or source.num_examples(world) or size
+    steps = -(-wanted // size)
+    group = getattr(source, "group_size", 1)
+    size = -(-wanted // (steps * group)) * group if count else size
 
     def rows() -> Iterator[Row]:
+        left = count or steps * size
         for step in range(steps):
             measures: dict[str, float] = {}
-            rollouts = source.sample(step, size, replace(world, step=step, report=measures.update))
+            rollouts = source.sample(step, size, replace(world, step=step, report=measures.update))[:left]
+            left -= len(rollouts)
             yield from (_row(r, f"{step}-{index}", world.tokenizer) for index, r in enumerate(rollouts))
             report((step + 1) * size, steps * size, measures)
 
