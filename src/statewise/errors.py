@@ -62,7 +62,8 @@ class MissingExtra(StatewiseError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as `; did you mean 'probability'?`, or the list of what is known."""
     known = sorted(known)
-    close = get_close_matches(name, known, n=1, cutoff=0.6)
+    within = sorted((k for k in known if len(name) > 2 and name in k), key=len)
+    close = get_close_matches(name, known, n=1, cutoff=0.6) or within
     if close:
         return f"; did you mean '{close[0]}'?"
     return f"; known: {', '.join(known)}" if known else ""

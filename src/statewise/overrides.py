@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from statewise.errors import RecipeError, nearest
+from statewise.foreign import here
+
+MADE = ("count", "seed", "steps", "style")  # settings of embedded data
 
 
 def apply_overrides(plain: dict[str, Any], overrides: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
@@ -24,9 +27,20 @@ def apply_overrides(plain: dict[str, Any], overrides: Sequence[str], known: Sequ
             raise RecipeError(f"override '{override}': expected key=value, such as optim.lr=1e-4.")
         keys = path.strip().split(".")
         if keys[0] not in known:
-            raise RecipeError(f"override '{override}': unknown key '{keys[0]}'{nearest(keys[0], known)}")
+            hint = here(keys[0]) or nearest(keys[0], known)
+            raise RecipeError(f"override '{override}': unknown key '{keys[0]}'{hint}")
         _set(plain, keys, parse_value(text), override)
+    _without_made(plain.get("source"), [o.removeprefix("--").partition("=")[0].strip() for o in overrides])
     return plain
+
+
+def _without_made(source: Any, keys: Sequence[str]) -> None:
+    """With data of the user's own in place of embedded data, what only that has goes too, unless it was asked for."""
+    if not isinstance(source, dict) or "source.data" not in keys or str(source["data"]).startswith("tiny:"):
+        return
+    for name in MADE:
+        if f"source.{name}" not in keys:
+            source.pop(name, None)
 
 
 def parse_value(text: str) -> Any:

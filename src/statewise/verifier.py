@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from statewise.component import Component, parse
+from statewise.errors import RecipeError
 
 if TYPE_CHECKING:
     from statewise.types import Example
@@ -45,5 +47,9 @@ class Verifier(Component, role="verifier"):
 
 
 def parse_verifier(value: Any, where: str) -> Any:
-    """A verifier from `"kind"`, `{"kind": ..., settings}` or a verifier. Raises RecipeError."""
+    """A verifier from `"kind"`, `{"kind": ..., settings}`, `"file.py:function"` or a verifier. Raises RecipeError."""
+    if isinstance(value, str) and re.fullmatch(r".+\.py(:\w+)?", value):
+        if ":" not in value:
+            raise RecipeError(f"{where}: received '{value}', expected '{value}:NAME' with the function's name.")
+        value = {"kind": "function", "call": value}
     return parse("verifier", value, where)

@@ -47,10 +47,10 @@ def test_a_data_set_that_can_be_trained_on(cli: Callable[..., Any], words: list[
 @pytest.mark.parametrize(("count", "rows"), [(1, 1), (6, 6), (13, 13)])
 def test_as_many_rows_as_were_asked_for(
     cli: Callable[..., Any],
-    model_dir: Path,
+    model_dir: Path,  # noqa: F811
     tmp_path: Path,
     count: int,
-    rows: int,  # noqa: F811
+    rows: int,
 ) -> None:
     out = tmp_path / "own.jsonl"
     done = cli("sample", "grpo", f"model.path={model_dir}", *SMALL, "--out", out, "--count", count, "--quiet")

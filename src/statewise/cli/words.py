@@ -10,6 +10,7 @@ from typing import Any
 
 from statewise.component import Component, kinds, parse
 from statewise.errors import RecipeError, nearest
+from statewise.foreign import here
 from statewise.overrides import parse_value
 from statewise.recipe import Recipe
 
@@ -44,7 +45,8 @@ def _check_key(option: str, options: Sequence[str]) -> None:
     fields = list(Recipe.model_fields)
     if option.startswith("--") and option[2:].split(".")[0] in fields:
         return
-    raise RecipeError(f"unknown option '{option}'{nearest(option, [*options, *(f'--{name}' for name in fields)])}")
+    hint = here(option) or nearest(option, [*options, *(f"--{name}" for name in fields)])
+    raise RecipeError(f"unknown option '{option}'{hint}")
 
 
 def split_settings(text: str) -> dict[str, Any]:
