@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,10 +37,18 @@ def naming(path: Path) -> Iterator[None]:
     """Errors of writing name `path`, where they name a temporary file or, as on a full disk, none. Raises OSError."""
     try:
         yield
-    except OSError as error:
-        if error.errno is None or not (error.filename is None or str(error.filename).endswith(".tmp")):
+    except Exception as error:
+        named = getattr(error, "filename", None)
+        number = error.errno if isinstance(error, OSError) else _number_told(error)
+        if number is None or not (named is None or str(named).endswith(".tmp")):
             raise
-        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def _number_told(error: Exception) -> int | None:
+    """The system's error number in the text of what is raised by safetensors and tokenizers, which are written in Rust."""
+    told = re.search(r"\(os error (\d+)\)", str(error))
+    return int(told[1]) if told else None
 
 
 @contextmanager
@@ -79,8 +88,12 @@ def sha256(path: Path) -> str:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Strict JSON: NaN and infinities become null, numbers of numpy and torch plain numbers, paths text."""
-    return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    """Strict JSON: NaN and infinities become null, numbers of numpy and torch plain numbers, paths text.
+
+    Half a surrogate pair, which UTF-8 has no bytes for, is written as JSON's escape of it.
+    """
+    text = json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def plain(value: Any) -> Any:

@@ -203,29 +203,31 @@ class RunDir:
             file.write(to_json(row) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All rows of metrics.jsonl; a last line that a crash cut short is left out."""
-        file = self.path / "metrics.jsonl"
-        if not file.is_file():
-            return []
-        lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
-        rows = []
-        for number, line in enumerate(lines, 1):
-            try:
-                rows += [json.loads(line)] if line else []
-            except ValueError as error:
-                if number < len(lines):
-                    raise RunError(
-                        f"{file}:{number}: is not a JSON row: {error}; remove the line, or the run."
-                    ) from None
-        return rows
+        """All rows of metrics.jsonl; a last row that a crash cut short is left out. Raises RunError for one further up."""
+        rows = self._metric_rows()
+        while rows and not rows[-1]:
+            rows.pop()
+        if None in rows:
+            raise RunError(
+                f"{self.path / 'metrics.jsonl'}:{rows.index(None) + 1}: is not a row of metrics, as after a crash while it "
+                "was written; remove the line."
+            )
+        return [row for row in rows if row]
 
-    def truncate(self, step: int) -> None:
-        """Forget metrics and evaluations after `step` (-1: all of them), before a resumed run makes them again."""
-        kept = [row for row in self.metrics() if row.get("step", 0) <= step]
-        atomic_write(self.path / "metrics.jsonl", "".join(to_json(row) + "\n" for row in kept))
+    def _metric_rows(self) -> list[dict[str, Any] | None]:
+        """A row a line of metrics.jsonl: empty for an empty line, None for one that can't be read."""
+        file = self.path / "metrics.jsonl"
+        return [_row(line) for line in file.read_text("utf-8", "replace").split("\n")] if file.is_file() else []
+
+    def truncate(self, step: int) -> int:
+        """Forget metrics and evaluations after `step` (-1: all), before they are made again; the number of unreadable rows."""
+        rows = self._metric_rows()
+        places = [place for place, row in enumerate(rows) if row and row.get("step", 0) <= step]
+        atomic_write(self.path / "metrics.jsonl", "".join(to_json(rows[place]) + "\n" for place in places))
         for later, directory in steps_in(self.path / "evals").items():
             if later > step:
                 shutil.rmtree(directory)
+        return rows[: max(places, default=0)].count(None)
 
     def eval_dir(self, step: int) -> Path:
         return self.path / "evals" / f"step_{step:06d}"
@@ -252,6 +254,17 @@ class RunDir:
         file = self.path / "metrics.jsonl"
         if file.is_file():
             sync(file)
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    """The row of a line; a crash can leave a part of one, and zero bytes."""
+    if not line:
+        return {}
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def steps_in(directory: Path) -> dict[int, Path]:

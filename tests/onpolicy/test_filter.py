@@ -10,6 +10,7 @@ import pytest
 from tests.onpolicy.conftest import Rows, column
 
 from statewise.errors import DataError, RecipeError, RunError
+from statewise.onpolicy import filtering
 from statewise.onpolicy.filtering import Choice, filter_data, select
 from statewise.onpolicy.scoring import Scores
 
@@ -79,6 +80,20 @@ def test_rows_come_out_as_they_were(scored: Callable[..., Scores], rows: Rows, t
     assert Dataset.from_parquet(str(tmp_path / "kept.parquet")).to_list() == [
         row for i, row in enumerate(rows) if np.argsort(np.argsort(means))[i] >= 10
     ]
+
+
+def test_killed_before_the_rows_had_their_name(
+    scored: Callable[..., Scores], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are never rows without their record, and the same command can be given again."""
+    scores, out = scored(), tmp_path / "kept.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(filtering, "atomic_write", lambda file, text: (file.write_text(text), 1 / 0))
+        with pytest.raises(ZeroDivisionError):
+            filter_data(scores, out, max_rows=3)
+    assert not out.exists() and filtering.record_file(out).is_file()
+    assert filter_data(scores, out, max_rows=2)["after"]["rows"] == len(lines(out)) == 2
+    assert json.loads(filtering.record_file(out).read_text())["after"]["rows"] == 2
 
 
 def test_bad_rows_are_never_kept(scored: Callable[..., Scores], rows: Rows, tmp_path: Path) -> None:

@@ -86,6 +86,12 @@ def test_a_plotly_object_is_a_figure_too() -> None:
     assert plain["data"][0]["type"] == "bar"
 
 
+def test_half_a_surrogate_pair_is_shown_as_its_escape(tmp_path: Path) -> None:
+    file = write_page(tmp_path / "page.html", "a\ud800b", "c\udfffd", [Section("e", [Paragraph("f\ud83d\0g")])])
+    page = file.read_text(encoding="utf-8")
+    assert all(text in page for text in (r"a\ud800b", r"c\udfffd", r"f\ud83d"))
+
+
 def test_json_for_script_reads_back_and_holds_no_markup() -> None:
     text = json_for_script({"a": HOSTILE})
     assert json.loads(text) == {"a": HOSTILE}

@@ -49,6 +49,14 @@ def test_errors_of_writing_name_the_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert [p.name for p in tmp_path.iterdir()] == ["directory"]
 
 
+def test_errors_of_rust_libraries_are_the_system_s(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as wrong, files.naming(tmp_path / "f"):
+        raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+    assert (wrong.value.errno, wrong.value.filename) == (errno.ENOSPC, str(tmp_path / "f"))
+    with pytest.raises(RuntimeError, match="other"), files.naming(tmp_path / "f"):
+        raise RuntimeError("other")
+
+
 def test_permissions_follow_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
@@ -72,6 +80,11 @@ JSON = st.recursive(
 @given(JSON)
 def test_plain_values_round_trip(value: object) -> None:
     assert json.loads(files.to_json(value)) == value
+
+
+def test_half_a_surrogate_pair_is_escaped() -> None:
+    told = files.to_json({"text": "é\ud800"})
+    assert told == '{"text": "é\\ud800"}' and json.loads(told) == {"text": "é\ud800"}
 
 
 def test_other_values_become_plain() -> None:

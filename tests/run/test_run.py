@@ -140,8 +140,21 @@ def test_metrics(run: RunDir) -> None:
     run.log({"step": 2})
     assert [row["step"] for row in run.metrics()] == [1, 2]
     (run.path / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n{"step": 2}\n')
-    with pytest.raises(RunError, match=r"metrics\.jsonl:2: is not a JSON row"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl:2: is not a row of metrics.*remove the line"):
         run.metrics()
+
+
+def test_rows_that_a_crash_cut(run: RunDir) -> None:
+    """A last row is left out, with a line's end behind it or without; a resumed run removes those further up, and says so."""
+    file = run.path / "metrics.jsonl"
+    for torn in ('{"step": 2, "lo\n', "\0\0\0\0", '{"step": 2}\n7\n\n'):
+        file.write_text('{"step": 1}\n' + torn)
+        assert [row["step"] for row in run.metrics()] in ([1], [1, 2])
+        assert run.truncate(1) == 0 and file.read_text() == '{"step": 1}\n'
+    file.write_text('{"step": 1}\n{"ste\n{"step": 3}\n\0\0\n{"step": 4}\n')
+    with pytest.raises(RunError, match=r"metrics\.jsonl:2: "):
+        run.metrics()
+    assert run.truncate(3) == 1 and [row["step"] for row in run.metrics()] == [1, 3]
 
 
 def test_truncate_forgets_later_evaluations(run: RunDir) -> None:

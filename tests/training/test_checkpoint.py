@@ -45,6 +45,17 @@ def test_saved_is_read_back(run: Path) -> None:
     assert set(listed) == {"model.safetensors", "nested/config.json", "trainer.json"}
 
 
+def test_a_full_disk_is_told_and_leaves_nothing(run: Path) -> None:
+    def write(path: Path) -> None:
+        write_weights(40.0)(path)
+        raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")  # safetensors
+
+    with pytest.raises(OSError, match="No space left") as wrong:
+        checkpoint.save(run, 40, write=write, state={})
+    assert wrong.value.filename == str(run / "checkpoints" / "step_000040")
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step_000010", "step_000020", "step_000030"]
+
+
 def test_no_checkpoint(tmp_path: Path) -> None:
     assert newest(tmp_path) == (None, [])
 

@@ -72,7 +72,7 @@ class ScoreCache:
         plain = {**result.summary(), "records": [dict(record) for record in result.records]}
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            atomic_write(self.directory / f"{key}.json", to_json(plain).encode("utf-8", "backslashreplace"))
+            atomic_write(self.directory / f"{key}.json", to_json(plain))
         except OSError:
             return
 

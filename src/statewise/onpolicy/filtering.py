@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from statewise.component import build
 from statewise.errors import DataError, RecipeError, RunError
-from statewise.files import atomic_write, sync, to_json
+from statewise.files import atomic_write, to_json, written_aside
 from statewise.onpolicy import fingerprint
 from statewise.onpolicy.scoring import Scores
 from statewise.settings import Settings
@@ -81,8 +81,9 @@ def filter_data(scores: str | Path | Scores, out: str | Path, **choice: Any) -> 
         "bad_rows": sum(kind["rows"] for kind in found.bad_rows().values()),
     }
     target.parent.mkdir(parents=True, exist_ok=True)
-    _write(_rows_of(found, table["index"][kept]), target)
-    atomic_write(record_file(target), to_json(record, indent=2) + "\n")
+    with written_aside(target) as aside:
+        _write(_rows_of(found, table["index"][kept]), aside, target.suffix)
+        atomic_write(record_file(target), to_json(record, indent=2) + "\n")  # where the rows are, their record is
     return record
 
 
@@ -93,9 +94,8 @@ def record_file(target: Path) -> Path:
 def _check_target(scores: Scores, target: Path) -> None:
     if target.suffix not in (".jsonl", ".parquet"):
         raise RecipeError(f"{target}: expected a name that ends in .jsonl or .parquet.")
-    for file in (target, record_file(target)):
-        if file.exists():
-            raise RecipeError(f"{file}: exists; choose another output.")
+    if target.exists():
+        raise RecipeError(f"{target}: exists; choose another output.")
     source = scores.settings.data
     path = None if source.data.startswith("tiny:") else find_data(source.data, scores.base_dir)
     if path is not None and path.is_dir() and path.resolve() in target.resolve().parents:
@@ -190,18 +190,11 @@ def _sound(row: Row | RowError) -> Row:
     return row
 
 
-def _write(rows: Iterable[Row], target: Path) -> None:
-    temporary = target.with_name(f".{target.name}.tmp")
-    try:
-        if target.suffix == ".jsonl":
-            with temporary.open("w", encoding="utf-8") as file:
-                file.writelines(to_json(row) + "\n" for row in rows)
-        else:
-            _write_parquet(rows, temporary)
-        sync(temporary)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+def _write(rows: Iterable[Row], file: Path, suffix: str) -> None:
+    if suffix == ".parquet":
+        return _write_parquet(rows, file)
+    with file.open("w", encoding="utf-8") as lines:
+        lines.writelines(to_json(row) + "\n" for row in rows)
 
 
 def _write_parquet(rows: Iterable[Row], target: Path) -> None:
@@ -217,7 +210,7 @@ def _write_parquet(rows: Iterable[Row], target: Path) -> None:
             writer = writer or parquet.ParquetWriter(target, table.schema, compression="zstd")
             writer.write_table(table)
     except pyarrow.ArrowException as error:
-        raise DataError(f"{target.name}: the rows have no common columns ({error}); write .jsonl instead.") from None
+        raise DataError(f"--out: the rows have no common columns ({error}); write .jsonl instead.") from None
     finally:
         if writer is not None:
             writer.close()

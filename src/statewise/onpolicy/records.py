@@ -107,17 +107,13 @@ def join(parts: Iterable[Path], target: Path) -> None:
     """One Parquet file from stored chunks, a row group each; what a crash leaves has another name."""
     from pyarrow import parquet
 
-    from statewise.files import sync
+    from statewise.files import written_aside
 
-    temporary = target.with_name(f".{target.name}.tmp")
-    with parquet.ParquetWriter(temporary, schema(), compression="zstd") as writer:
+    with written_aside(target) as aside, parquet.ParquetWriter(aside, schema(), compression="zstd") as writer:
         for part in parts:
             table = parquet.read_table(part).replace_schema_metadata(None)
             if table.num_rows:
                 writer.write_table(table, row_group_size=table.num_rows)
-    sync(temporary)
-    temporary.replace(target)
-    sync(target.parent)
 
 
 def batches(file: Path, columns: Sequence[str], size: int = 1024) -> Iterator[dict[str, Any]]:

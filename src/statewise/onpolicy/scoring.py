@@ -147,6 +147,8 @@ class _Work:
                 write_score_page(found, summary)
                 atomic_write(self.out / "summary.json", to_json(summary, indent=2) + "\n")
             shutil.rmtree(self.parts, ignore_errors=True)
+            for left_by_a_kill in self.out.glob(".*.tmp"):
+                left_by_a_kill.unlink()
 
     def _open(self) -> None:
         """Make the directory, or see that it holds the same scoring."""

@@ -177,7 +177,7 @@ def write_page(path: str | Path, title: str, lead: str, sections: Sequence[Secti
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(target, render(title, lead, sections))
+    atomic_write(target, render(title, lead, sections).encode("utf-8", "backslashreplace"))
     return target
 
 

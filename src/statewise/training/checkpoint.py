@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from statewise.errors import CheckpointError
-from statewise.files import sha256, sync, to_json
+from statewise.files import naming, sha256, sync, to_json
 from statewise.run import steps_in
 
 if TYPE_CHECKING:
@@ -42,17 +42,27 @@ def save(run: Path, step: int, *, write: Callable[[Path], None], state: dict[str
         _remove(target)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    write(temporary)
-    (temporary / TRAINER).write_text(to_json(state, indent=2) + "\n", encoding="utf-8")
-    entries = {str(f.relative_to(temporary)): _entry(f) for f in sorted(temporary.rglob("*")) if f.is_file()}
-    (temporary / MANIFEST).write_text(to_json({"step": step, "files": entries}, indent=2) + "\n", encoding="utf-8")
-    for path in (*temporary.rglob("*"), temporary):
-        sync(path)
+    try:
+        with naming(target):
+            write(temporary)
+            _seal(temporary, step, state)
+    except Exception:
+        shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs the room
+        raise
     if (run / "metrics.jsonl").is_file():
         sync(run / "metrics.jsonl")
     os.replace(temporary, target)
     sync(parent)
     return target
+
+
+def _seal(directory: Path, step: int, state: dict[str, Any]) -> None:
+    """Add the state and the manifest, and put all on the disk."""
+    (directory / TRAINER).write_text(to_json(state, indent=2) + "\n", encoding="utf-8")
+    entries = {str(f.relative_to(directory)): _entry(f) for f in sorted(directory.rglob("*")) if f.is_file()}
+    (directory / MANIFEST).write_text(to_json({"step": step, "files": entries}, indent=2) + "\n", encoding="utf-8")
+    for path in (*directory.rglob("*"), directory):
+        sync(path)
 
 
 def _entry(file: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -81,7 +81,8 @@ def train(
             _run_steps(session, stop)
         except BaseException as error:
             if accelerator.is_main_process:
-                run.update(status=_status(error), error=f"{type(error).__name__}: {error}")
+                with suppress(OSError):  # on a full disk too, what ended the run is told, not that it can't be noted
+                    run.update(status=_status(error), error=f"{type(error).__name__}: {error}")
             raise
         if accelerator.is_main_process:
             run.update(status="completed", error=None, spent=asdict(session.training.spent))

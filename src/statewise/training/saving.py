@@ -81,6 +81,8 @@ def restore(session: Session, found: Path | None) -> None:
         load_optimizer_state(training.learner, training.optimizer, state)
         training.spent = Spent(**checkpoint.load_state(found))
     if session.is_main:
-        session.run.truncate(training.spent.step if found is not None else -1)
+        lost = session.run.truncate(training.spent.step if found is not None else -1)
+        if lost:
+            session.warn(f"{lost} rows of metrics.jsonl could not be read, as after a crash, and were removed.")
     session.display.say(f"resuming at step {training.spent.step}")
     training.accelerator.wait_for_everyone()
