@@ -220,9 +220,10 @@ def serving(log: Path, *settings: str) -> Iterator[str]:
             process.wait(60)
 
 
-@pytest.fixture(scope="module")
-def policy_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serving(tmp_path_factory.mktemp("policy") / "log", "--enable-lora", "--max-lora-rank", "8") as url:
+@pytest.fixture
+def policy_server(tmp_path: Path) -> Iterator[str]:
+    """One a run: whole weights that were handed over stay below the adapter of the next run."""
+    with serving(tmp_path / "log", "--enable-lora", "--max-lora-rank", "8") as url:
         yield url
 
 

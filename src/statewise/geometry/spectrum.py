@@ -119,7 +119,9 @@ def eigen(gram: Any, k: int) -> tuple[np.ndarray, np.ndarray]:
     if failed:
         raise ArithmeticError(NOT_FINITE)
     vectors = _tridiagonal_vectors(diagonal, beside, values[p - k :])
-    return values[::-1], _turned_back(reflectors, tau, vectors)[:, ::-1]
+    turned = _turned_back(reflectors, tau, vectors)
+    del gram, reflectors
+    return values[::-1], np.vstack([vectors[:1], turned])[:, ::-1]
 
 
 def _values(gram: Any) -> np.ndarray:
@@ -137,7 +139,7 @@ def _values(gram: Any) -> np.ndarray:
 def _tridiagonal_vectors(diagonal: np.ndarray, beside: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Of its largest eigenvalues, ascending as they are."""
     found = tridiagonal.vectors(diagonal, beside, values)
-    if np.abs(found.T @ found - np.eye(len(values))).max() < SEPARATE:  # false for NaN too
+    if overlap(found) < SEPARATE:  # false for NaN too
         return found
     from scipy.linalg import eigh_tridiagonal
 
@@ -146,7 +148,7 @@ def _tridiagonal_vectors(diagonal: np.ndarray, beside: np.ndarray, values: np.nd
 
 
 def _turned_back(reflectors: np.ndarray, tau: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """Q z for the Q of the reduction, which leaves the first coordinate alone."""
+    """Q z for the Q of the reduction, without the first coordinate, which it leaves alone."""
     from scipy.linalg import lapack
 
     p = len(vectors)
@@ -155,7 +157,7 @@ def _turned_back(reflectors: np.ndarray, tau: np.ndarray, vectors: np.ndarray) -
     rest = np.asfortranarray(vectors[1:])
     _, work, _ = lapack.dormqr("L", "N", lower, tau, rest, -1)
     turned, _, _ = lapack.dormqr("L", "N", lower, tau, rest, int(work[0]), overwrite_c=1)
-    return np.vstack([vectors[:1], turned])
+    return np.asarray(turned)
 
 
 def update_values(delta: torch.Tensor, device: str = "cpu") -> np.ndarray:
@@ -200,10 +202,17 @@ def other_side(
     return long
 
 
+def overlap(columns: np.ndarray) -> float:
+    """The largest entry of |C^T C - 1|; one array of that size, since all vectors of a large matrix may be asked for."""
+    product = columns.T @ columns
+    product[np.diag_indices_from(product)] -= 1
+    return float(np.abs(product, out=product).max())
+
+
 def orthonormal(columns: np.ndarray) -> np.ndarray:
     """The columns, by QR where they are not orthonormal to 1e-10 already."""
     k = columns.shape[1]
-    if k and np.abs(columns.T @ columns - np.eye(k)).max() > ORTHONORMAL:
+    if k and overlap(columns) > ORTHONORMAL:
         q, r = np.linalg.qr(columns)
         return q * np.sign(np.diag(r))
     return columns

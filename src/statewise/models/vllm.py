@@ -22,6 +22,7 @@ from statewise.types import Completion, Sampling
 
 # Mean difference in nats between two right implementations: rounding of hidden states; bf16 has 0.03.
 GAPS = {"float32": 0.002, "float16": 0.02, "bfloat16": 0.1}
+EARLIER = " A server that an earlier run handed all its weights to still has them below the adapter: start it anew for a LoRA."
 CHECKED_ROWS, CHECKED_TOKENS = 8, 512  # sequences that are compared after a hand-over, and tokens of each at most
 
 
@@ -126,6 +127,7 @@ class VllmSampler:
                 f"{self.last_gap:.3g} nats on average over {len(gaps)} sampled tokens (at most {self.gap:g} expected), so it "
                 "samples from other weights, from another law or in another precision. See that it serves this model, was "
                 "started with --logprobs-mode processed_logprobs, and has the trainer's dtype; model.sampler.gap sets the limit."
+                f"{EARLIER if hasattr(self._policy, 'peft_config') else ''}"
             )
 
 
