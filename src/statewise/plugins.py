@@ -13,11 +13,18 @@ from typing import Any
 from statewise.errors import RecipeError
 
 
+def find_file(name: str, base: Path | None) -> Path | None:
+    """The file of that name beside the recipe, in the directory `base`, else in the working directory."""
+    given = Path(name).expanduser()
+    return next((path for path in ((base or Path()) / given, given) if path.is_file()), None)
+
+
 def load_file(name: str, base: Path | None) -> Any:
-    """The module of a Python file, given absolutely or relative to `base`. Raises RecipeError where it can't be loaded."""
-    path = Path(name) if Path(name).is_absolute() or base is None else base / name
-    if not path.is_file():
-        raise RecipeError(f"plugins: no file '{path}'; give a path relative to the recipe or an absolute one.")
+    """The module of a Python file, as `find_file` finds it. Raises RecipeError where it can't be loaded."""
+    path = find_file(name, base)
+    if path is None:
+        looked = dict.fromkeys([str((base or Path()).resolve()), str(Path.cwd())])
+        raise RecipeError(f"plugins: no file '{name}'; looked in {' and '.join(looked)}.")
     spec = importlib.util.spec_from_file_location(f"statewise_plugin_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

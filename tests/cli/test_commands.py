@@ -38,7 +38,9 @@ def test_version_and_module() -> None:
     [
         (["trian"], "No such command 'trian'. Did you mean 'train'"),
         (["eval", "tiny", "--sed", "3"], "--sed"),
-        (["eval"], "Missing argument"),
+        (["eval"], "expected one model"),
+        (["eval", "tiny", "--model", "tiny", "--task", "tiny:facts"], "expected one model"),
+        (["eval", "--model", "tiny", "--tasks", "tiny:facts"], "named by --task tiny:facts"),
         (["runs", "lst"], "Did you mean 'list'"),
         (["eval", "tiny", "--limit", "0", "--task", "x"], "limit"),
     ],
@@ -64,7 +66,7 @@ def test_recipe_list(cli: Callable[..., Any]) -> None:
     listed = json.loads(cli("recipe", "list", "--json").out)
     text = cli("recipe", "list").out
     for entry in listed:
-        assert entry["name"] in text and entry["about"]
+        assert entry["name"] in text and entry["about"].endswith(".") and len(entry["about"]) > 30
         assert cli("recipe", "check", entry["name"]).code == 0
 
 

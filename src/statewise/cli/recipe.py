@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from itertools import takewhile
 from pathlib import Path
 
 import typer
@@ -33,7 +35,7 @@ def list_recipes(as_json: bool = JSON) -> None:
     """The recipes that come with statewise."""
     from statewise.recipe import shipped_recipes
 
-    rows = [[name, _first_comment(path)] for name, path in shipped_recipes().items()]
+    rows = [[name, _about(path)] for name, path in shipped_recipes().items()]
     if as_json:
         return print_json([{"name": name, "about": about} for name, about in rows])
     print_table(["recipe", "about"], rows)
@@ -59,6 +61,8 @@ def _named(words: list[str]) -> tuple[str, list[str]]:
     return name, overrides
 
 
-def _first_comment(path: Path) -> str:
-    first = path.read_text(encoding="utf-8").split("\n", 1)[0]
-    return first.lstrip("# ").strip() if first.startswith("#") else ""
+def _about(path: Path) -> str:
+    """The first sentence of the comment that the file begins with, without the commands in it."""
+    lines = takewhile(lambda line: line.startswith("# "), path.read_text(encoding="utf-8").splitlines())
+    text = " ".join(line[2:] for line in takewhile(lambda line: not line.startswith("#   "), lines))
+    return re.split(r"(?<!Dr)\. |[.:]$", text)[0] + "." if text else ""
