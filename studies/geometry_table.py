@@ -90,7 +90,7 @@ def figure(read_values: dict[str, Values]) -> dict[str, Any]:
             points = {"type": "scatter", "mode": "markers", "x": numbers[name], "y": [arm] * len(numbers[name])}
             marker = {"color": COLOURS[place % len(COLOURS)], "size": 7, "opacity": 0.8}
             plot["data"].append({**points, **axes, "marker": marker, "showlegend": False})
-    plot["layout"] |= {"height": 160 + 80 * len(read_values["end"]), "legend": {"orientation": "h", "y": -0.06}}
+    plot["layout"] |= {"height": 160 + 80 * len(read_values["end"]), "legend": {"orientation": "h", "y": 1.05}}
     return plot
 
 
