@@ -123,7 +123,7 @@ def test_seeds_are_taken_together() -> None:
 def test_refusals() -> None:
     with pytest.raises(DataError, match=r"task 'a': received 3 and 4 examples, of which 1 have no partner \['3'\]"):
         ledger_of({"a": binary("a", 1, 3)}, {"a": binary("a", 1, 4)})
-    with pytest.raises(DataError, match="no task was evaluated both before \(a\) and after"):
+    with pytest.raises(DataError, match=r"no task was evaluated both before \(a\) and after"):
         ledger_of({"a": binary("a", 1, 3)}, {"b": binary("b", 1, 3)})
     with pytest.raises(DataError, match="holds no records"):
         ledger_of({"a": binary("a", 1, 3)}, {"a": TaskResult("a", "accuracy", 3, 0.3, 0, 0, 1)})
