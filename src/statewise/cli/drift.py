@@ -9,6 +9,7 @@ import typer
 
 from statewise.cli.output import print_json, print_table, say
 from statewise.errors import RecipeError
+from statewise.estimates import interval
 
 if TYPE_CHECKING:
     from statewise.drift.measure import Drift, DriftSettings
@@ -147,7 +148,7 @@ def _rank(job: _Job, places: list[Path], again: bool, out: Path | None, as_json:
     rows = [
         [
             r.measure,
-            f"{r.rho:+.2f} [{r.low:+.2f}, {r.high:+.2f}]",
+            interval(r.rho, r.low, r.high, "+.2f"),
             f"{r.rho_of_arms:+.2f}",
             f"{r.rho_without_worst:+.2f}",
             r.verdict,
