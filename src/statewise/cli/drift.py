@@ -54,6 +54,8 @@ def command(
             raise RecipeError(f"--features: received '{kind}', expected some of {', '.join(FEATURES)}.")
     settings = DriftSettings(rollouts, positions, max_tokens, temperature, kinds, permutations, seed=seed)
     job = _Job([_source(text, count) for text in prompts or PROMPTS], settings, limit, device or _device(), encoder)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # what can't be written is said before anything is measured
     if study:
         return _rank(job, study, again, out, as_json)
     drift = job.of_run(policies[0], out) if len(policies or []) == 1 else job.of_pair(policies or [], task, out)
@@ -140,7 +142,6 @@ def _rank(job: _Job, places: list[Path], again: bool, out: Path | None, as_json:
     ranked = ranking.rank(points)
     plain = ranking.to_plain(points, ranked)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         atomic_write(out / "drift_ranking.json", to_json(plain, indent=2) + "\n")
     if as_json:
         return print_json(plain)
