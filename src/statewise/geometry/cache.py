@@ -92,12 +92,13 @@ def full(weights: Weights, k: int, device: str = "cpu") -> dict[str, np.ndarray]
     short = short[:, : int(np.count_nonzero(s > RELIABLE * s[0]))] if s[0] > 0 else short[:, :0]
     k = min(k, short.shape[1])
     lead = orthonormal(np.ascontiguousarray(short[:, :k]))
-    lead_long = orthonormal(other_side(weights, lead, s, tall, device))
-    long = other_side(weights, short, s, tall, device, np.float32)
-    sides = {"s": s, "u": short, "u_leading": lead, "v": long, "v_leading": lead_long}
+    lead_long = orthonormal(other_side(weights, lead / s[:k], tall, device))
+    single = short.astype(np.float32)
+    short /= s[: short.shape[1]]  # in place: the largest array there is
+    long = other_side(weights, short, tall, device, np.float32)
     if tall:
-        sides |= {"u": long, "v": short, "u_leading": lead_long, "v_leading": lead}
-    return sides | {name: sides[name].astype(np.float32) for name in "uv"}
+        return {"s": s, "u": long, "u_leading": lead_long, "v": single, "v_leading": lead}
+    return {"s": s, "u": single, "u_leading": lead, "v": long, "v_leading": lead_long}
 
 
 def content_key(weights: Weights, k: int) -> str:

@@ -51,7 +51,7 @@ def decompose(weights: Weights, k: int, device: str = "cpu") -> Decomposition:
     s = np.sqrt(np.maximum(values, 0))
     short = short[:, : int(np.count_nonzero(s[: short.shape[1]] > RELIABLE * s[0]))] if s[0] > 0 else short[:, :0]
     short = orthonormal(short)
-    long = orthonormal(other_side(weights, short, s, tall, device))
+    long = orthonormal(other_side(weights, short / s[: short.shape[1]], tall, device))
     return Decomposition(s, long, short) if tall else Decomposition(s, short, long)
 
 
@@ -121,7 +121,7 @@ def eigen(gram: Any, k: int) -> tuple[np.ndarray, np.ndarray]:
     vectors = _tridiagonal_vectors(diagonal, beside, values[p - k :])
     turned = _turned_back(reflectors, tau, vectors)
     del gram, reflectors
-    return values[::-1], np.vstack([vectors[:1], turned])[:, ::-1]
+    return values[::-1], np.ascontiguousarray(np.vstack([vectors[:1], turned])[:, ::-1])
 
 
 def _values(gram: Any) -> np.ndarray:
@@ -184,20 +184,17 @@ def _single_gram(delta: torch.Tensor, device: str) -> Any:
     return ssyrk(1.0, delta.numpy().T, trans=0 if tall else 1, lower=1)
 
 
-def other_side(
-    weights: Weights, short: np.ndarray, s: np.ndarray, tall: bool, device: str, dtype: Any = np.float64
-) -> np.ndarray:
-    """The vectors of the long side: W^T u / σ, or W v / σ for a tall matrix."""
+def other_side(weights: Weights, scaled: np.ndarray, tall: bool, device: str, dtype: Any = np.float64) -> np.ndarray:
+    """The vectors of the long side from u / σ (v / σ for a tall matrix): W^T u / σ, or W v / σ."""
     import torch
 
-    k = short.shape[1]
-    long = np.empty((max(weights.stored.shape), k), dtype=dtype)
-    scaled: Any = np.ascontiguousarray(short / s[:k])
+    long = np.empty((max(weights.stored.shape), scaled.shape[1]), dtype=dtype)
+    factors: Any = np.ascontiguousarray(scaled)
     if device != "cpu":
-        scaled = torch.from_numpy(scaled).to(device)
+        factors = torch.from_numpy(factors).to(device)
     for low, high, part in _blocks(weights, tall):
         part = part.numpy() if device == "cpu" else part.to(device)
-        found = (part if tall else part.T) @ scaled
+        found = (part if tall else part.T) @ factors
         long[low:high] = found if device == "cpu" else found.cpu().numpy()
     return long
 
