@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from statewise.errors import RunError
 from statewise.evals.ledger import Ledger, Results, make_ledger
 from statewise.evals.results import read_results
+
+T = TypeVar("T")
 
 
 def run_ledger(
@@ -70,9 +73,14 @@ def is_evaluation(path: Path) -> bool:
 
 def repeated_seeds(runs: Sequence[Path]) -> list[int]:
     """Seeds that more than one of the runs has; such runs are no new evidence."""
-    recipes = [run / "recipe.toml" for run in runs if not is_evaluation(run)]
-    counts = Counter(int(tomllib.loads(file.read_text(encoding="utf-8")).get("seed", 0)) for file in recipes)
-    return [seed for seed, count in counts.items() if count > 1]
+    files = [run / "recipe.toml" for run in runs if not is_evaluation(run)]
+    recipes = (tomllib.loads(file.read_text(encoding="utf-8")) for file in files)
+    return list(repeated(int(recipe.get("seed", 0)) for recipe in recipes))
+
+
+def repeated(items: Iterable[T]) -> dict[T, int]:
+    """{item: how often it is there}, of those that are there more than once."""
+    return {item: count for item, count in Counter(items).items() if count > 1}
 
 
 def evaluated_steps(run: Path) -> dict[int, Path]:
