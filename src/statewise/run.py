@@ -28,7 +28,7 @@ from typing import Any
 
 from statewise import environment
 from statewise.errors import RunError
-from statewise.files import atomic_write, naming, sync, to_json
+from statewise.files import atomic_write, naming, to_json
 from statewise.recipe import Recipe
 
 SCHEMA = 1
@@ -42,6 +42,7 @@ class RunDir:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
+        self.data_are_settled = False  # a run that goes on from a checkpoint has met all its data before
 
     @classmethod
     def create(cls, path: str | Path, recipe: Recipe) -> RunDir:
@@ -190,11 +191,17 @@ class RunDir:
         atomic_write(self.path / "run.json", to_json({**self.info, **fields}, indent=2) + "\n")
 
     def record(self, row: dict[str, Any]) -> None:
-        """Add counts (of read, dropped, truncated rows ...) to run.json's `data`, once."""
+        """Add counts of rows and a digest to run.json's `data`, once. Raises RunError for others than the run began with."""
         known = self.info.get("data", [])
         row = json.loads(to_json(row))
-        if row not in known:
-            self.update(data=[*known, row])
+        if any(all(row.get(name) == value for name, value in old.items()) for old in known):
+            return
+        if self.data_are_settled:
+            raise RunError(
+                f"{self.path}: {row.get('source')} gives other samples than when the run began: the data or what encodes "
+                "them has changed. Bring them back, or begin anew with another --out and model.path = a checkpoint."
+            )
+        self.update(data=[*known, row])
 
     def log(self, row: dict[str, Any]) -> None:
         """Append a row to metrics.jsonl; NaN and infinities are written as null."""
@@ -248,12 +255,6 @@ class RunDir:
     def checkpoints(self) -> dict[int, Path]:
         """Checkpoint directories by step, in order; whether one is whole, `train.checkpoint.verify` says."""
         return steps_in(self.path / "checkpoints")
-
-    def sync(self) -> None:
-        """Put the metrics so far on the disk."""
-        file = self.path / "metrics.jsonl"
-        if file.is_file():
-            sync(file)
 
 
 def _row(line: str) -> dict[str, Any] | None:

@@ -183,7 +183,11 @@ def test_record_once(run: RunDir) -> None:
         run.record({"path": Path("data.jsonl"), "rows": 10, "dropped": 1})
     run.record({"path": "other.jsonl", "rows": 3})
     expected = [{"path": "data.jsonl", "rows": 10, "dropped": 1}, {"path": "other.jsonl", "rows": 3}]
+    run.data_are_settled = True
+    run.record({"path": "other.jsonl", "rows": 3, "digest": "of a later version"})
     assert run.info["data"] == expected
+    with pytest.raises(RunError, match="other samples than when the run began"):
+        run.record({"path": "other.jsonl", "rows": 4})
 
 
 def test_updates_are_never_seen_half(run: RunDir) -> None:

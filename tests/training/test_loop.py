@@ -121,6 +121,31 @@ def test_killed_and_resumed_ends_with_the_same_bytes(
     assert losses_of(RunDir.open(run)) == losses_of(RunDir.open(finished))
 
 
+def test_data_that_change_before_a_run_goes_on_are_noticed(model_dir: Path, tmp_path: Path):
+    """Also where no count tells; brought back, the run goes on."""
+    data = tmp_path / "data.jsonl"
+    kinds = (
+        ("dataset", ["gold"], [{"loss": "nll"}], {"rollouts": 4}),
+        (
+            *("policy", [{"kind": "reward", "verifier": "answer"}], [{"loss": "reinforce"}]),
+            {"rollouts": 4},
+        ),
+    )
+    for kind, signal_of, objective, batch in kinds:
+        data.write_text('{"prompt": "Is it 1?", "completion": "It is 1.", "answer": "1"}\n' * 8)
+        source = {"kind": kind, "data": str(data)} | ({"max_tokens": 4, "group_size": 4} if kind == "policy" else {})
+        parts = {"source": source, "signal": signal_of, "objective": objective, "batch": batch}
+        recipe, out = _recipe(model_dir, **parts, budget={"max_steps": 2}), tmp_path / kind
+        train(recipe, out, quiet=True)
+        before = data.read_text()
+        data.write_text(before.replace("1", "2"))
+        with pytest.raises(RunError, match="data.jsonl gives other samples than when the run began"):
+            train(recipe, out, resume=True, quiet=True)
+        data.write_text(before)
+        train(recipe, out, resume=True, quiet=True)
+        assert RunDir.open(out).status == "completed"
+
+
 def test_a_damaged_checkpoint_is_passed_over_and_said(
     finished: Path, model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -6,6 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +112,17 @@ class _Building:
             "dropped_too_long": len(self.long) - self.truncated,
             "truncated": self.truncated,
             "repeated_ids": sum(count - 1 for count in self.seen.values()),
+            "digest": self._digest(),
         }
+
+    def _digest(self) -> str:
+        """Of all tokens, and of which of them are trained."""
+        digest = blake2b(digest_size=16)
+        for sample in self.samples:
+            for tokens, author, train in (segment for part in sample.parts for segment in part):
+                digest.update(f"{author} {train} {len(tokens)}".encode())
+                digest.update(tokens.tobytes())
+        return digest.hexdigest()
 
 
 def _truncated(segments: tuple[Segment, ...], length: int) -> tuple[Segment, ...]:

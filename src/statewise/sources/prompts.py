@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +87,15 @@ def _prepare(source: PromptSource, tokenizer: Any, base_dir: Path) -> _Prompts:
         "prompts": len(prompts),
         "prompt_tokens": tokens_in_all,
         "repeated_ids": sum(count - 1 for count in seen.values()),
+        "digest": _digest(prompts),
         "bad_rows": rows.counts(),
     }
     return _Prompts(prompts, counts)
+
+
+def _digest(prompts: Sequence[Prompt]) -> str:
+    """Of all prompts and reference answers."""
+    digest = blake2b(digest_size=16)
+    for prompt in prompts:
+        digest.update(f"{prompt.tokens} {prompt.example.answer!r}".encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()

@@ -42,7 +42,7 @@ def find(run: RunDir, accelerator: Any, say: Callable[[str], None]) -> Path | No
     """The newest valid checkpoint, the same on every rank; rank 0 checks it and clears what an interrupted write left."""
     if accelerator.is_main_process:
         checkpoint.clear(run.path, say)
-        checkpoint.latest_valid(run.path, say)
+        run.data_are_settled = checkpoint.latest_valid(run.path, say) is not None
     accelerator.wait_for_everyone()
     return checkpoint.latest_valid(run.path, lambda text: None)
 
