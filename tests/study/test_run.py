@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from statewise.errors import RunError
+from statewise.errors import DataError, RunError
 from statewise.study.plan import make_plan
 from statewise.study.results import read_study
 from statewise.study.run import left_to_do, run_study
@@ -48,6 +48,26 @@ def test_a_study_is_done_once(runnable: Path) -> None:
     assert [row["arm"] for row in rows] == ["base", "mild", "stress", "student"]
     student = plan.path(plan.by_arm["student", 0].key)
     assert str(plan.path(plan.by_arm["stress", 0].key)) in (student / "recipe.toml").read_text()
+
+
+def test_an_arm_without_its_data_leaves_the_base_to_the_others(runnable: Path) -> None:
+    text = runnable.read_text().replace(
+        "[arms.mild]", '[arms.mild]\nset = [\'source={kind="dataset",data="none.jsonl"}\']'
+    )
+    runnable.write_text(text.replace("seeds = [0, 1]", "seeds = [0]"))
+
+    class Told(Here):
+        def __call__(self, key: str) -> str | None:
+            try:
+                return super().__call__(key)
+            except DataError as error:
+                return str(error)
+
+    plan = make_plan(runnable)
+    failed = run_study(plan, jobs=1, work=Told(runnable))
+    assert [key.split("-")[0] for key in failed] == ["mild"] and "none.jsonl" in str(failed)
+    scored = {row["arm"] for row in table(read_study(plan.out)) if row.get("scores")}
+    assert scored == {"base", "student", "stress"}
 
 
 def test_a_failure_is_reported_and_tried_again(runnable: Path) -> None:

@@ -80,7 +80,8 @@ def run(
     _report(found.out)
     if failed:
         lines = "\n".join(f"  {key}: {error}" for key, error in failed.items())
-        raise CheckFailed(f"{found.name}: {len(failed)} of {len(found.jobs)} runs failed:\n{lines}")
+        planned = sum(key in found.by_key for key in failed)
+        raise CheckFailed(f"{found.name}: {planned} of {len(found.jobs)} runs failed:\n{lines}")
 
 
 @app.command("status")

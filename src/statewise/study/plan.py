@@ -19,7 +19,6 @@ from typing import Any
 from statewise.errors import RecipeError, nearest
 from statewise.overrides import apply_overrides, to_toml
 from statewise.recipe import Recipe, find_recipe
-from statewise.settings import Budget
 from statewise.study.spec import Arm, Study, load
 
 REFERENCE = re.compile(r"arm:([^@]+?)(?:@(\d+))?")
@@ -80,7 +79,7 @@ class Plan:
         model = {k: v for k, v in plain.get("model", {}).items() if k not in ("adapter", "gradient_checkpointing")}
         told = [model, adapter and adapter.path, plain.get("eval", {})]
         key = f"{BASE}-{hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]}"
-        return key, job.recipe.model_copy(update={"budget": Budget(max_steps=0)})
+        return key, _untrained(job.recipe)
 
     @cached_property
     def bases(self) -> dict[str, Recipe]:
@@ -104,6 +103,20 @@ class Plan:
             "budget": job.recipe.budget.model_dump(exclude_none=True),
             "method": job.recipe.explain(),
         }
+
+
+def _untrained(recipe: Recipe) -> Recipe:
+    """The recipe's model and evaluation alone: an arm's missing data or teacher must not keep the other arms from their base."""
+    least = Recipe.from_plain(
+        {
+            "source": {"kind": "dataset", "data": "tiny:math", "count": 1},
+            "signal": ["gold"],
+            "objective": [{"loss": "nll"}],
+            "budget": {"max_steps": 0},
+        }
+    )
+    kept = ("model", "eval", "checkpoint", "plugins", "seed")
+    return recipe.model_copy(update={name: getattr(least, name) for name in Recipe.model_fields if name not in kept})
 
 
 def make_plan(file: str | Path, out: str | Path | None = None, overrides: Sequence[str] = ()) -> Plan:
