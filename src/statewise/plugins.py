@@ -13,11 +13,18 @@ from typing import Any
 from statewise.errors import RecipeError
 
 
+def find_file(name: str, base: Path | None) -> Path:
+    """Where a file that a recipe names is: beside the recipe, in `base`, or else in the working directory."""
+    beside = (base or Path()) / name
+    return beside if beside.is_file() else Path(name)
+
+
 def load_file(name: str, base: Path | None) -> Any:
-    """The module of a Python file, given absolutely or relative to `base`. Raises RecipeError where it can't be loaded."""
-    path = Path(name) if Path(name).is_absolute() or base is None else base / name
+    """The module of a Python file, as `find_file` finds it. Raises RecipeError where it can't be loaded."""
+    path = find_file(name, base)
     if not path.is_file():
-        raise RecipeError(f"plugins: no file '{path}'; give a path relative to the recipe or an absolute one.")
+        looked = dict.fromkeys(str(folder.resolve()) for folder in (base or Path(), Path()))
+        raise RecipeError(f"no file '{name}'; looked in {' and '.join(looked)}.")
     spec = importlib.util.spec_from_file_location(f"statewise_plugin_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -15,6 +15,7 @@ from statewise.component import BASE_COLUMNS, Diagnostic, Signal, Source, build,
 from statewise.errors import RecipeError, nearest
 from statewise.objective import Term
 from statewise.overrides import apply_overrides
+from statewise.plugins import find_file
 from statewise.refusals import refuse
 from statewise.selectors import Actions
 from statewise.settings import BatchSettings, Budget, CheckpointSettings, EvalSettings, ModelSettings, OptimSettings
@@ -137,7 +138,7 @@ class Recipe(BaseModel):
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         own = [name for part in (self.source, *self.signal) for name in part.files()]
         for name in [*(plugin for plugin in self.plugins if plugin.endswith(".py")), *own]:
-            file = self._base_dir / name
+            file = find_file(name, self._base_dir)
             if file.is_file():
                 digest.update(file.read_bytes())
         return digest.hexdigest()

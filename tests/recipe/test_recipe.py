@@ -155,7 +155,7 @@ def test_a_kind_can_not_be_taken_twice():
 
 
 def test_plugins_that_fail_say_why(tmp_path: Path):
-    with pytest.raises(RecipeError, match=r"no file .*missing\.py"):
+    with pytest.raises(RecipeError, match=r"no file 'missing\.py'; looked in .* and "):
         load_plugin("missing.py", tmp_path)
     (tmp_path / "broken_plugin.py").write_text("raise RuntimeError('inside')\n")
     with pytest.raises(RecipeError, match="RuntimeError: inside"):

@@ -17,15 +17,15 @@ JSON = typer.Option(False, "--json", help="Print as JSON.")
 
 @app.command("show", context_settings=PASS_ON)
 def show(words: list[str] = WORDS, as_json: bool = JSON) -> None:
-    """The method in words, and the resolved recipe as TOML."""
+    """The method in words, as comments, and the resolved recipe as TOML: a file to go on from."""
     from statewise.recipe import Recipe
 
     recipe = Recipe.load(*_named(words))
     if as_json:
         plain = {"name": recipe.name, "hash": recipe.hash, "explain": recipe.explain(), "recipe": recipe.to_plain()}
         return print_json(plain)
-    print("\n".join(recipe.explain()))
-    print(f"\n# {recipe.name} {recipe.hash}\n{recipe.to_toml()}", end="")
+    print("\n".join(f"# {line}" for line in [f"{recipe.name} {recipe.hash}", *recipe.explain()]))
+    print(f"\n{recipe.to_toml()}", end="")
 
 
 @app.command("list")
@@ -33,7 +33,7 @@ def list_recipes(as_json: bool = JSON) -> None:
     """The recipes that come with statewise."""
     from statewise.recipe import shipped_recipes
 
-    rows = [[name, _first_comment(path)] for name, path in shipped_recipes().items()]
+    rows = [[name, _about(path)] for name, path in shipped_recipes().items()]
     if as_json:
         return print_json([{"name": name, "about": about} for name, about in rows])
     print_table(["recipe", "about"], rows)
@@ -59,6 +59,11 @@ def _named(words: list[str]) -> tuple[str, list[str]]:
     return name, overrides
 
 
-def _first_comment(path: Path) -> str:
-    first = path.read_text(encoding="utf-8").split("\n", 1)[0]
-    return first.lstrip("# ").strip() if first.startswith("#") else ""
+def _about(path: Path) -> str:
+    """The comment on top, to the line that ends a sentence; lines that are set in are commands."""
+    told: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("# ") or line[2] == " " or " ".join(told).endswith("."):
+            break
+        told.append(line[2:].strip())
+    return " ".join(told).rstrip(":")

@@ -38,8 +38,10 @@ def command(
         if not quiet:
             say(" ".join([f"samples={done}/{wanted}", *(f"{k}={v:.4g}" for k, v in measures.items())]))
 
+    from statewise.training.progress import hide_library_noise
     from statewise.training.sampling import sampled_rows
 
+    hide_library_noise()
     written = _write(out, sampled_rows(recipe, count, report))
     if as_json:
         return print_json({"file": str(out), "rows": written})

@@ -50,8 +50,9 @@ def tabulate(views: Sequence[RunView], arms: Sequence[str], question: Question) 
 
 def purposes_of(views: Sequence[RunView], question: Question) -> dict[str, str]:
     """{task: purpose}: as the question says, else the task's own; the target first."""
-    results = next((view.scores for view in views if view.scores), None) or {}
-    own = {name: question.purposes.get(name, result.purpose) for name, result in results.items()}
+    own: dict[str, str] = {}
+    for name, result in (item for view in views if view.scores for item in view.scores.items()):
+        own.setdefault(name, question.purposes.get(name, result.purpose))
     if question.target is not None and question.target in own:
         own[question.target] = "target"
     order = ("target", "retention", "probe")
