@@ -88,9 +88,9 @@ def figure(read_values: dict[str, Values]) -> dict[str, Any]:
         plot["data"].append({**NOISE_MARK, **axes, **legend, "x": known, "y": list(values), "marker": mark})
         for place, (arm, numbers) in enumerate(values.items()):
             points = {"type": "scatter", "mode": "markers", "x": numbers[name], "y": [arm] * len(numbers[name])}
-            marker = {"color": COLOURS[place], "size": 7, "opacity": 0.8}
+            marker = {"color": COLOURS[place % len(COLOURS)], "size": 7, "opacity": 0.8}
             plot["data"].append({**points, **axes, "marker": marker, "showlegend": False})
-    plot["layout"] |= {"height": 640, "legend": {"orientation": "h", "y": -0.06}}
+    plot["layout"] |= {"height": 160 + 80 * len(read_values["end"]), "legend": {"orientation": "h", "y": 1.05}}
     return plot
 
 

@@ -50,7 +50,7 @@ class RunDir:
         try:
             run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"{path}: can't be made a run directory: {error}. Choose another --out.") from None
+            raise RunError(f"{path}: can't be made a run directory: {error.strerror}. Choose another --out.") from None
         run._refuse_occupied()
         try:
             with (run.path / "recipe.toml").open("x", encoding="utf-8") as file:  # of two processes one succeeds

@@ -73,8 +73,11 @@ def test_an_answer_names_a_task_where_runs_share_no_target(runs: Runs) -> None:
 
 def test_tasks_are_those_of_all_runs(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a", "plain", 0, {"probe": 0.4})
-    second = write_run(tmp_path / "b", "mild", 0, {"math": 0.9, "probe": 0.4})
+    second = write_run(tmp_path / "b", "mild", 0, {"math": 0.9, "facts": 0.9, "probe": 0.4})
+    summary = first / "evals" / "step_000000" / "summary.json"
+    summary.write_text(json.dumps({"tasks": {"probe": json.loads(summary.read_text())["tasks"]["probe"]}}))
     assert model_of([first, second]).answer[0].startswith("mild gained on math: 0.")
+    assert "Target against retention" in report([first, second], tmp_path / "page.html").read_text()
 
 
 def test_without_a_base_there_is_no_answer(runs: Runs) -> None:

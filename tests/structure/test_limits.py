@@ -15,7 +15,19 @@ MAX_MODULE_LINES, MAX_FUNCTION_LINES = 300, 50
 
 # Low to high; a module imports, when it is itself imported, only from its own layer or lower ones.
 LAYERS = [
-    ["statewise", "errors", "foreign", "files", "environment", "plugins", "answers", "registry", "hub", "palette"],
+    [
+        "statewise",
+        "errors",
+        "foreign",
+        "files",
+        "environment",
+        "plugins",
+        "answers",
+        "registry",
+        "hub",
+        "palette",
+        "estimates",
+    ],
     ["types"],
     ["component", "verifier"],
     ["stats"],

@@ -1,5 +1,6 @@
 """Policy states with rewards in runs: the shipped recipes, what is learnt, equivalences, steps without anything to train."""
 
+import shutil
 import signal as signals
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from statewise import train
 from statewise.errors import RecipeError
 from statewise.recipe import Recipe
 from statewise.run import RunDir
+from statewise.settings import Budget
 from statewise.sources.policy import PolicySource
+from statewise.training import budget
 from statewise.training.alarms import PATIENCE, Alarms
 
 SHIPPED = ["grpo", "dr_grpo", "dapo", "rloo", "reinforce", "rejection"]
@@ -162,3 +165,18 @@ def test_a_reward_function_is_part_of_the_hash(model_dir: Path, tmp_path: Path):
         file.write_text(f"def score(text, example):\n    return {body}\n")
         hashes.append(Recipe.from_plain(plain, base_dir=tmp_path).hash)
     assert hashes[0] != hashes[1]
+
+
+def test_a_budget_of_tokens_that_nothing_spends_ends(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A policy that earns nothing any more would sample for ever; a killed run ends at the same step."""
+    monkeypatch.setattr(budget, "IDLE_STEPS", 5)
+    changes = ["signal.0.verifier.pattern=no such text", "budget={max_tokens=100}", "checkpoint.every=3"]
+    recipe = small("dapo", model_dir, *changes)
+    run = train(recipe, tmp_path / "run", quiet=True)
+    assert run.status == "completed" and run.info["spent"]["step"] == run.info["spent"]["idle"] == 5
+    assert run.info["warnings"][-1].startswith("ended at step 5: the last 5 steps trained no token")
+    for step in (4, 5):
+        shutil.rmtree(run.path / "checkpoints" / f"step_{step:06d}", ignore_errors=True)
+    again = train(recipe, run.path, resume=True, quiet=True)
+    assert again.info["spent"]["step"] == 5
+    assert not budget.is_stuck(budget.Spent(idle=5), Budget(max_tokens=1, max_steps=9))

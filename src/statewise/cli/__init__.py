@@ -44,6 +44,7 @@ MENDS = {
     errno.EACCES: "check its permissions, or choose another place",
     errno.EROFS: "choose a place that can be written to",
     errno.EISDIR: "expected a file",
+    errno.EEXIST: "expected a directory, or nothing yet",
     errno.ENOTDIR: "a part of the path is a file, not a directory",
 }
 

@@ -9,6 +9,7 @@ import typer
 
 from statewise.cli.output import print_json, print_table, say
 from statewise.errors import RecipeError
+from statewise.estimates import interval
 
 if TYPE_CHECKING:
     from statewise.drift.measure import Drift, DriftSettings
@@ -53,6 +54,8 @@ def command(
             raise RecipeError(f"--features: received '{kind}', expected some of {', '.join(FEATURES)}.")
     settings = DriftSettings(rollouts, positions, max_tokens, temperature, kinds, permutations, seed=seed)
     job = _Job([_source(text, count) for text in prompts or PROMPTS], settings, limit, device or _device(), encoder)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # what can't be written is said before anything is measured
     if study:
         return _rank(job, study, again, out, as_json)
     drift = job.of_run(policies[0], out) if len(policies or []) == 1 else job.of_pair(policies or [], task, out)
@@ -139,7 +142,6 @@ def _rank(job: _Job, places: list[Path], again: bool, out: Path | None, as_json:
     ranked = ranking.rank(points)
     plain = ranking.to_plain(points, ranked)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         atomic_write(out / "drift_ranking.json", to_json(plain, indent=2) + "\n")
     if as_json:
         return print_json(plain)
@@ -147,7 +149,7 @@ def _rank(job: _Job, places: list[Path], again: bool, out: Path | None, as_json:
     rows = [
         [
             r.measure,
-            f"{r.rho:+.2f} [{r.low:+.2f}, {r.high:+.2f}]",
+            interval(r.rho, r.low, r.high, "+.2f"),
             f"{r.rho_of_arms:+.2f}",
             f"{r.rho_without_worst:+.2f}",
             r.verdict,

@@ -10,6 +10,7 @@ import typer
 
 from statewise.cli.output import print_json, print_table, say
 from statewise.errors import CheckFailed, RecipeError
+from statewise.estimates import interval
 
 if TYPE_CHECKING:
     from statewise.evals.ledger import Change, Estimate, Ledger
@@ -109,8 +110,4 @@ def _p(value: float) -> str:
 
 
 def _told(e: Estimate, form: str) -> str:
-    if math.isnan(e.value):
-        return "undefined"
-    if math.isnan(e.low):
-        return f"{e.value:{form}}"
-    return f"{e.value:{form}} [{e.low:{form}}, {e.high:{form}}]"
+    return interval(e.value, e.low, e.high, form, "undefined")

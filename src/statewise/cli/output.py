@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from statewise import estimates
 from statewise.files import to_json
 
 
@@ -42,16 +43,10 @@ def _cell(value: Any) -> str:
 
 
 def estimate(value: dict[str, float] | None) -> str:
-    """As `interval`, of a dict with `value` in place of `mean`."""
-    return interval(None if value is None else {**value, "mean": value["value"]})
+    """`0.512 [0.470, 0.553]` of `value`, `low` and `high`."""
+    return "-" if value is None else estimates.interval(value["value"], value.get("low"), value.get("high"))
 
 
 def interval(score: dict[str, float] | None) -> str:
-    """`0.512 [0.470, 0.553]`, without brackets where there is no interval."""
-    mean = None if score is None else score.get("mean")
-    if score is None or mean is None or mean != mean:
-        return "-"
-    bounds = [score.get("low"), score.get("high")]
-    if any(bound is None or bound != bound for bound in bounds):
-        return f"{score['mean']:.3f}"
-    return f"{score['mean']:.3f} [{bounds[0]:.3f}, {bounds[1]:.3f}]"
+    """`0.512 [0.470, 0.553]` of `mean`, `low` and `high`."""
+    return "-" if score is None else estimates.interval(score.get("mean"), score.get("low"), score.get("high"))

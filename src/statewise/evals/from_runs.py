@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from statewise.errors import RunError
 from statewise.evals.ledger import Ledger, Results, make_ledger
 from statewise.evals.results import read_results
+
+T = TypeVar("T")
 
 
 def run_ledger(
@@ -56,10 +59,13 @@ def same_but_seed(runs: Sequence[str | Path]) -> list[list[Path]]:
 
 def repeated_seeds(runs: Sequence[Path]) -> list[int]:
     """Seeds that more than one of the runs has; such runs are no new evidence."""
-    counts = Counter(
-        int(tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8")).get("seed", 0)) for run in runs
-    )
-    return [seed for seed, count in counts.items() if count > 1]
+    recipes = (tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8")) for run in runs)
+    return list(repeated(int(recipe.get("seed", 0)) for recipe in recipes))
+
+
+def repeated(items: Iterable[T]) -> dict[T, int]:
+    """{item: how often it is there}, of those that are there more than once."""
+    return {item: count for item, count in Counter(items).items() if count > 1}
 
 
 def evaluated_steps(run: Path) -> dict[int, Path]:

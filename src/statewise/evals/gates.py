@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from statewise.errors import RecipeError, nearest
+from statewise.estimates import interval
 from statewise.evals.ledger import Estimate, Ledger
 
 # What each gate limits: (words, whether a larger value is worse).
@@ -52,7 +53,7 @@ def violations(ledger: Ledger, gates: Sequence[tuple[str, float]], bound: Bound 
         for task, estimate in watched.items():
             value = _end(estimate, large_is_bad, bound)
             if not (value <= limit + ROUNDING if large_is_bad else value >= limit - ROUNDING):
-                told = f"{estimate.value:.4g} [{estimate.low:.4g}, {estimate.high:.4g}]"
+                told = interval(estimate.value, estimate.low, estimate.high, ".4g")
                 found.append(f"{ledger.name}: {name}={limit:g}: {words}{task} is {told}")
     return found
 

@@ -35,7 +35,7 @@ def curve(name: str, x: Sequence[Any], y: Sequence[Any], place: int, panel: int)
 
 
 def grid(titles: Sequence[str], columns: int, x: str, y: str, scale: str, gap: float = 0.05) -> Plot:
-    """Empty panels, titled, `columns` a row; axis titles stand at the left and below only."""
+    """Empty panels, titled (in plotly's markup), `columns` a row; axis titles stand at the left and below only."""
     lines = -(-len(titles) // max(columns, 1))
     layout: Plot = {"annotations": [], "shapes": [], "height": max(420, 330 * lines), "legend": {"orientation": "h"}}
     wide, high = 1 / columns if columns else 1, 1 / lines if lines else 1
@@ -59,7 +59,7 @@ def grid(titles: Sequence[str], columns: int, x: str, y: str, scale: str, gap: f
             **({"dtick": "D2", "exponentformat": "power"} if scale == "log" else {}),
         }
         corner = {"x": across[0], "y": down[1] + 0.01, "xanchor": "left", "yanchor": "bottom"}
-        text = {"text": escape(title, quote=False), "showarrow": False, "font": {"size": 13}}
+        text = {"text": title, "showarrow": False, "font": {"size": 13}}
         layout["annotations"].append({**text, **corner, "xref": "paper", "yref": "paper"})
     layout["legend"] |= {"y": -0.05 if lines > 1 else -0.14}
     return {"data": [], "layout": layout}

@@ -184,9 +184,7 @@ def _single_gram(delta: torch.Tensor, device: str) -> Any:
     return ssyrk(1.0, delta.numpy().T, trans=0 if tall else 1, lower=1)
 
 
-def other_side(
-    weights: Weights, scaled: np.ndarray, tall: bool, device: str, dtype: Any = np.float64
-) -> np.ndarray:
+def other_side(weights: Weights, scaled: np.ndarray, tall: bool, device: str, dtype: Any = np.float64) -> np.ndarray:
     """The vectors of the long side from u / σ (v / σ for a tall matrix): W^T u / σ, or W v / σ."""
     import torch
 

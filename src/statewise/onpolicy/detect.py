@@ -129,6 +129,7 @@ def detect(
     from statewise.onpolicy.detect_page import write_detect_page
     from statewise.onpolicy.drift import known_drift
 
+    Path(out).mkdir(parents=True, exist_ok=True)
     given = {"engine": engine, "base_dir": base_dir, "meter": meter, **settings}
     scored = [_scores(data, model, Path(out) / name, given) for name, data in (("a", a), ("b", b))]
     _check_same(scored[0], scored[1])
@@ -148,7 +149,6 @@ def detect(
     if other_model is not None:
         found["drift"] = known_drift(sets[1], other_model, (engine or Engine()).device, meter or Meter())
         found["verdict"].append(drift_words(found["drift"]))
-    Path(out).mkdir(parents=True, exist_ok=True)
     write_detect_page(Path(out) / "report.html", found, sets)
     atomic_write(Path(out) / "detect.json", to_json(found, indent=2) + "\n")
     return found

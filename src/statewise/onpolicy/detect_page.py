@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from statewise.estimates import interval
 from statewise.onpolicy import figures
 from statewise.onpolicy.sketch import Profile
 from statewise.onpolicy.summary import SHOWN_PATHS
@@ -109,7 +110,7 @@ def _statistics(found: Mapping[str, Any]) -> list[Block]:
 def _interval(value: Mapping[str, float] | None) -> Cell | None:
     if value is None:
         return None
-    return Cell(f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]", sort=value["value"])
+    return Cell(interval(value["value"], value["low"], value["high"]), sort=value["value"])
 
 
 def _distribution(sets: Sequence[ScoredSet], names: Sequence[str]) -> list[Block]:

@@ -175,7 +175,9 @@ class _Work:
         try:
             self.parts.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"{self.out}: can't be made a directory of scores: {error}. Choose another --out.") from None
+            raise RunError(
+                f"{self.out}: can't be made a directory of scores: {error.strerror}. Choose another --out."
+            ) from None
         atomic_write(file, to_json({**facts, "base_dir": str(self.base_dir.resolve())}, indent=2) + "\n")
 
     def _is_stillborn(self) -> bool:

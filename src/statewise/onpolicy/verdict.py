@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from statewise.estimates import interval
 from statewise.stats.martingale import LEAST_VARIANCE, OwnTest
 
 LEVEL = 0.01  # of a test, below which a sentence says "not": of a hundred own data sets one is told off in error
@@ -16,7 +17,7 @@ FLAT_ENTROPY = 1.0  # nats: with so much entropy and no varentropy the model fin
 def own_words(test: OwnTest, mean: float, low: float, high: float, mean_entropy: float, temperature: float) -> str:
     """Are the tokens the model's own? mean phi a token with its 95 % interval (nats); mean entropy of the states (nats)."""
     at = f"at temperature {temperature:g}"
-    told = f"mean phi {mean:+.3f} [{low:+.3f}, {high:+.3f}] nats a token"
+    told = f"mean phi {interval(mean, low, high, '+.3f')} nats a token"
     if math.isnan(test.p):
         why = (
             "the model finds its choices about equally likely, so phi is near 0 whatever the text"
@@ -61,14 +62,14 @@ CLEAR, SOME = 0.9, 0.6  # AUC from which sets are told apart clearly, or somewha
 
 def difference_words(difference: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> str:
     """Do A and B differ, and by what are they told apart? See `detect`."""
-    gap = f"{difference['mean_phi']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]"
+    gap = interval(difference["mean_phi"], difference["low"], difference["high"], "+.3f")
     at = {row["statistic"]: row for row in rows if row["level"] == "sequence"}
     area = at["cll"]["auc"]
     strength = max(area["value"], 1 - area["value"])
     how = "clearly" if strength >= CLEAR else "somewhat" if strength >= SOME else "hardly"
     told = (
-        f"A sample of A has a higher mean phi than one of B with probability {area['value']:.3f} [{area['low']:.3f}, "
-        f"{area['high']:.3f}]: single samples are told apart {how}."
+        f"A sample of A has a higher mean phi than one of B with probability "
+        f"{interval(area['value'], area['low'], area['high'])}: single samples are told apart {how}."
     )
     if difference["p"] >= LEVEL:
         begin = f"A and B don't differ in mean phi (B - A = {gap} nats a token, p = {difference['p']:.2g})."
@@ -86,8 +87,8 @@ def drift_words(drift: Mapping[str, Any]) -> str:
     seen, expected = drift["mean_phi"], drift["expected_phi"]
     parts = (
         f"KL(q || p) = {drift['kl']['mean']:.4f} and H(q) - H(p) = {drift['entropy_gap']['mean']:+.4f} nats a token in B's "
-        f"states, so samples of {drift['other_model']} have mean phi -(KL + H(q) - H(p)) = {expected['mean']:+.4f} "
-        f"[{expected['low']:+.4f}, {expected['high']:+.4f}] under the model; seen: {seen['mean']:+.4f}."
+        f"states, so samples of {drift['other_model']} have mean phi -(KL + H(q) - H(p)) = "
+        f"{interval(expected['mean'], expected['low'], expected['high'], '+.4f')} under the model; seen: {seen['mean']:+.4f}."
     )
     own = drift["own_of_other"]["p"]
     if math.isnan(own) or own >= LEVEL:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from statewise.estimates import interval
 from statewise.report.scores import BASE, Scores
 
 Row = dict[str, Any]
@@ -26,12 +27,7 @@ def sentences(table: Scores) -> list[str]:
 
 def estimate(value: Row, form: str = ".3f") -> str:
     """`+0.210 [+0.170, +0.250]`; without brackets where there is no interval."""
-    number = value["value"]
-    if number is None or number != number:
-        return "undefined"
-    if value["low"] is None or value["low"] != value["low"]:
-        return f"{number:{form}}"
-    return f"{number:{form}} [{value['low']:{form}}, {value['high']:{form}}]"
+    return interval(value["value"], value["low"], value["high"], form, "undefined")
 
 
 def _largest(gains: Sequence[Row], arms: dict[str, Row]) -> str:

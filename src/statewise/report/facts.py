@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import zip_longest
@@ -12,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from statewise.evals.from_runs import repeated
 from statewise.report.reading import Planned, RunView
 
 Row = dict[str, Any]
@@ -64,11 +64,10 @@ def warnings(runs: Sequence[RunView | Planned]) -> list[str]:
 
 
 def _repeated(views: Sequence[RunView]) -> list[str]:
-    counts = Counter((view.arm, view.seed) for view in views if view.status == "completed")
+    found = repeated((view.arm, view.seed) for view in views if view.status == "completed")
     return [
         f"{arm}: seed {seed} is there {count} times; a repeated seed is no new evidence, so intervals are too narrow."
-        for (arm, seed), count in counts.items()
-        if count > 1
+        for (arm, seed), count in found.items()
     ]
 
 

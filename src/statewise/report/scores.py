@@ -120,11 +120,11 @@ def _verdict(row: Row) -> str:
 
 
 def _base_rows(views: Sequence[RunView]) -> list[Row]:
-    base = next((view.base for view in views if view.base), None)
-    if base is None:
-        return []
-    scores = {name: {"value": r.mean, "low": r.low, "high": r.high} for name, r in base.items()}
-    return [{"arm": BASE, "seeds": [], "scores": scores, "by_seed": []}]
+    """The untrained model on each task, as the first run that measured it there has it."""
+    scores: dict[str, Row] = {}
+    for name, r in (item for view in views if view.base for item in view.base.items()):
+        scores.setdefault(name, {"value": r.mean, "low": r.low, "high": r.high})
+    return [{"arm": BASE, "seeds": [], "scores": scores, "by_seed": []}] if scores else []
 
 
 def _arm_row(arm: str, runs: Sequence[RunView], ledger: Ledger | None) -> Row:

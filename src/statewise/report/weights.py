@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from statewise.estimates import interval
 from statewise.geometry import figures
 from statewise.geometry.aggregate import Row, aggregate
 from statewise.report.page import Block, Details, Figure, Paragraph, Section, Table, Value, write_page
@@ -108,8 +109,7 @@ def _has(metrics: dict[str, dict[str, float]], name: str) -> bool:
 
 
 def _interval(value: dict[str, float]) -> str:
-    shown = f"{value['mean']:+.4f}"
-    return shown if not math.isfinite(value["low"]) else f"{shown} [{value['low']:+.4f}, {value['high']:+.4f}]"
+    return interval(value["mean"], value["low"], value["high"], "+.4f")
 
 
 def _figures(facts: Facts, rows: Sequence[Row]) -> Iterator[tuple[tuple[str, str], tuple[str, figures.Plot]]]:

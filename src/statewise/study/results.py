@@ -100,8 +100,12 @@ def read_study(path: str | Path) -> StudyResults:
     file = out / "plan.json"
     try:
         plan = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{out}: is no study directory ({error}); run `statewise study run FILE.toml` first.") from None
+    except OSError as error:
+        raise RunError(
+            f"{out}: is no study directory (plan.json: {error.strerror}); run `statewise study run FILE.toml` first."
+        ) from None
+    except ValueError as error:
+        raise RunError(f"{file}: can't be read: {error}; `statewise study run` writes it anew.") from None
     return StudyResults(out, plan, tuple(_read_run(out, row) for row in plan["runs"]))
 
 

@@ -7,10 +7,15 @@ from dataclasses import dataclass
 
 from statewise.settings import BatchSettings, Budget
 
+IDLE_STEPS = 100  # in a row without a token to train, after which a budget of tokens counts as out of reach
+
 
 @dataclass
 class Spent:
-    """What a run has used so far; it is the trainer state of a checkpoint. The last three: see `Usage`."""
+    """What a run has used so far; it is the trainer state of a checkpoint.
+
+    idle: steps in a row, up to the last, that trained no token. The three before it: see `Usage`.
+    """
 
     step: int = 0
     tokens: int = 0
@@ -19,6 +24,7 @@ class Spent:
     generated_tokens: int = 0
     teacher_tokens: int = 0
     flops: float = 0.0
+    idle: int = 0
 
 
 def num_steps(budget: Budget, batch: BatchSettings, num_examples: int | None) -> int | None:
@@ -33,8 +39,8 @@ def num_steps(budget: Budget, batch: BatchSettings, num_examples: int | None) ->
 
 
 def progress(spent: Spent, budget: Budget, batch: BatchSettings, num_examples: int | None) -> float:
-    """Share of the budget that is spent, in [0, 1]: the largest over the limits given."""
-    shares = [0.0]
+    """Share of the budget that is spent, in [0, 1]: the largest over the limits given; 1 where none can be reached."""
+    shares = [1.0 if is_stuck(spent, budget) else 0.0]
     if budget.max_steps is not None:
         shares.append(spent.step / budget.max_steps if budget.max_steps else 1.0)
     if budget.max_epochs is not None and num_examples:
@@ -47,3 +53,9 @@ def progress(spent: Spent, budget: Budget, batch: BatchSettings, num_examples: i
     if budget.max_seconds is not None:
         shares.append(spent.seconds / budget.max_seconds)
     return min(1.0, max(shares))
+
+
+def is_stuck(spent: Spent, budget: Budget) -> bool:
+    """Whether a budget of tokens alone will never be spent: no step has trained one for long, as when a policy collapsed."""
+    given = set(budget.model_dump(exclude_none=True))
+    return given == {"max_tokens"} and spent.idle >= IDLE_STEPS

@@ -93,20 +93,20 @@ def _fault(file: Path, size: int, digest: str) -> str | None:
 
 
 def latest_valid(run: Path, say: Callable[[str], None] = print) -> Path | None:
-    """The newest checkpoint that is whole, None where there is none; says which newer ones are not, and why.
-
-    Removes what an interrupted write or deletion left.
-    """
-    parent = run / "checkpoints"
-    for leftover in sorted(parent.glob(f"{LEFTOVER}*")):
-        say(f"removing {leftover.name}: its writing or deletion was interrupted")
-        shutil.rmtree(leftover, ignore_errors=True)
-    for step, path in reversed(steps_in(parent).items()):
+    """The newest checkpoint that is whole, None where there is none; says which newer ones are not, and why."""
+    for step, path in reversed(steps_in(run / "checkpoints").items()):
         problems = verify(path)
         if not problems:
             return path
         say(f"checkpoint of step {step} can't be used: {problems[0]}; going back to the one before")
     return None
+
+
+def clear(run: Path, say: Callable[[str], None] = print) -> None:
+    """Remove what an interrupted write or deletion left; only for who holds the run's lock, since it may be under way."""
+    for leftover in sorted((run / "checkpoints").glob(f"{LEFTOVER}*")):
+        say(f"removing {leftover.name}: its writing or deletion was interrupted")
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def load_state(path: Path) -> dict[str, Any]:

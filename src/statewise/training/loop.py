@@ -14,7 +14,7 @@ from statewise.errors import EndpointError, Interrupted, RunError, StatewiseErro
 from statewise.recipe import Recipe
 from statewise.run import RunDir
 from statewise.training.alarms import Alarms
-from statewise.training.budget import Spent, num_steps, progress
+from statewise.training.budget import Spent, is_stuck, num_steps, progress
 from statewise.training.distributed import joined, open_accelerator, total
 from statewise.training.optim import build_optimizer, schedule
 from statewise.training.progress import open_progress
@@ -113,6 +113,12 @@ def _run_steps(session: Session, stop: list[int]) -> None:
                 f"stopped at step {training.spent.step} with a checkpoint; "
                 f"go on with: statewise train --resume {session.run.path}"
             )
+    if is_stuck(training.spent, session.recipe.budget):
+        session.warn(
+            f"ended at step {training.spent.step}: the last {training.spent.idle} steps trained no token, so that "
+            f"budget.max_tokens can't be reached ({training.spent.tokens:,} were trained). Most likely the policy collapsed: "
+            "see reward, zero_variance_share and truncated_share in metrics.jsonl; try a lower optim.lr."
+        )
     at_end(session)
 
 

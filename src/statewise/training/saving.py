@@ -41,6 +41,7 @@ def save(session: Session, best: int | None) -> None:
 def find(run: RunDir, accelerator: Any, say: Callable[[str], None]) -> Path | None:
     """The newest valid checkpoint, the same on every rank; rank 0 checks it and clears what an interrupted write left."""
     if accelerator.is_main_process:
+        checkpoint.clear(run.path, say)
         checkpoint.latest_valid(run.path, say)
     accelerator.wait_for_everyone()
     return checkpoint.latest_valid(run.path, lambda text: None)

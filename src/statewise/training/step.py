@@ -60,6 +60,7 @@ def take_step(training: Training) -> dict[str, float]:
     ]
     row = {**reported, **_of_the_step(updates)}
     spent.step += 1
+    spent.idle = spent.idle + 1 if not any(updates) else 0
     for hook in training.hooks:
         row |= hook.after_step(spent.step)
     spent.rollouts += len(rollouts)
