@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+<<<<<<< HEAD
 from dataclasses import dataclass, field, replace
+=======
+from contextlib import suppress
+from dataclasses import dataclass, field
+>>>>>>> main
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -46,6 +51,7 @@ def examine(recipe: Recipe) -> Iterator[Finding]:
 def _findings(recipe: Recipe) -> Iterator[Finding]:
     yield from _run("tokenizer", lambda: _tokenizer(recipe))
     yield from _run("data", lambda: _data(recipe))
+    yield from _templates(recipe)
     if _has_verifier(recipe):
         yield from _run("verifier", lambda: _verifier(recipe))
     if recipe.model.sampler.engine != "built-in" and recipe.source.needs_policy:
@@ -119,6 +125,15 @@ def _data(recipe: Recipe) -> Finding:
     status: Status = "ok" if ended == len(rollouts) else "warning"
     detail = f"{ended} of {len(rollouts)} samples end with a trained stop token; trained text is marked:"
     return Finding("data", status, detail, facts, text)
+
+
+def _templates(recipe: Recipe) -> Iterator[Finding]:
+    """A warning where plain text meets a chat template; data that can't be read have failed before."""
+    from statewise.sources.plain import untemplated
+
+    with suppress(StatewiseError):
+        if doubt := untemplated(recipe.source, _world(recipe)):
+            yield Finding("chat template", "warning", doubt)
 
 
 def _last_trained(rollout: Rollout) -> int | None:

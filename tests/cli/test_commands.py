@@ -38,7 +38,9 @@ def test_version_and_module() -> None:
     [
         (["trian"], "No such command 'trian'. Did you mean 'train'"),
         (["eval", "tiny", "--sed", "3"], "--sed"),
-        (["eval"], "Missing argument"),
+        (["eval"], "expected one model"),
+        (["eval", "tiny", "--model", "tiny", "--task", "tiny:facts"], "expected one model"),
+        (["eval", "--model", "tiny", "--tasks", "tiny:facts"], "named by --task tiny:facts"),
         (["runs", "lst"], "Did you mean 'list'"),
         (["eval", "tiny", "--limit", "0", "--task", "x"], "limit"),
     ],
@@ -67,7 +69,11 @@ def test_recipe_list(cli: Callable[..., Any]) -> None:
     listed = json.loads(cli("recipe", "list", "--json").out)
     text = cli("recipe", "list").out
     for entry in listed:
+<<<<<<< HEAD
         assert entry["name"] in text and entry["about"] and not entry["about"].endswith(":")
+=======
+        assert entry["name"] in text and entry["about"].endswith(".") and len(entry["about"]) > 30
+>>>>>>> main
         assert cli("recipe", "check", entry["name"]).code == 0
 
 

@@ -59,6 +59,33 @@ def test_relative_paths_from_score_to_filter(
     assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "kept.jsonl").read_bytes()
 
 
+def test_a_directory_of_its_own_and_a_limit(
+    cli: Callable[..., Any], data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [data.name, "columns.prompt=question", "columns.completion=answer", "chat=true", "--model", "tiny"]
+    done = cli("score", *words, "--limit", "4", "--json")
+    assert done.code == 0 and json.loads(done.out)["samples"] == 4
+    (first,) = (tmp_path / "scores").iterdir()
+    assert first.name.startswith("rows-tiny-") and cli("score", *words, "limit=4", "--quiet").code == 0
+    assert list((tmp_path / "scores").iterdir()) == [first]  # the same command, the same directory
+    (tmp_path / "few.jsonl").write_text("".join(data.read_text().splitlines(keepends=True)[:3]))
+    both = cli("detect", first, "few.jsonl", *words[1:])
+    assert both.code == 0 and len(list((tmp_path / "scores").iterdir())) == 2
+    assert "of 3 rows" in both.err and "-" not in both.err.rpartition(" left")[0].rpartition(",")[2]
+
+
+def test_counts_begin_anew_with_every_data_set(cli: Callable[..., Any], data: Path, tmp_path: Path) -> None:
+    from statewise.onpolicy.meter import Meter
+    from statewise.onpolicy.scoring import score
+
+    meter = Meter()
+    for name in ("a", "b"):
+        fields = {"columns": {"prompt": "question", "completion": "answer"}, "chat": True, "limit": 5}
+        score({"data": str(data), **fields}, "tiny", out=tmp_path / name, meter=meter)
+        assert (meter.done_rows, meter.total_rows) == (5, 5)
+
+
 def test_bad_input(cli: Callable[..., Any], data: Path, tmp_path: Path) -> None:
     out = ["--model", "tiny", "--out", tmp_path / "out"]
     assert "did you mean 'columns'" in cli("score", data, "colums.prompt=question", *out).err

@@ -123,7 +123,7 @@ def test_seeds_are_taken_together() -> None:
 def test_refusals() -> None:
     with pytest.raises(DataError, match=r"task 'a': received 3 and 4 examples, of which 1 have no partner \['3'\]"):
         ledger_of({"a": binary("a", 1, 3)}, {"a": binary("a", 1, 4)})
-    with pytest.raises(DataError, match="no task was evaluated both before and after"):
+    with pytest.raises(DataError, match=r"no task was evaluated both before \(a\) and after"):
         ledger_of({"a": binary("a", 1, 3)}, {"b": binary("b", 1, 3)})
     with pytest.raises(DataError, match="holds no records"):
         ledger_of({"a": binary("a", 1, 3)}, {"a": TaskResult("a", "accuracy", 3, 0.3, 0, 0, 1)})
@@ -254,6 +254,30 @@ def test_runs(tmp_path: Path) -> None:
         run_ledger(a, base=b)
     with pytest.raises(RunError, match="no run directory"):
         same_but_seed([tmp_path])
+
+
+def test_evaluations_made_later_and_runs_that_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from statewise.cli import main
+
+    def call(*words: Any) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main([str(w) for w in words])
+        return (int(caught.value.code or 0), *capsys.readouterr())
+
+    run = made_run(tmp_path / "run", 0, 16)
+    base, after = run / "evals/step_000000", run / "evals/step_000005"
+    code, out, _ = call("ledger", after, "--base", base)
+    assert code == 0 and "mean forgetting +0.1000" in out
+    assert "holds one evaluation" in call("ledger", after)[2]
+    failed = made_run(tmp_path / "failed", 0, 16, lr=0.3)
+    (failed / "evals/step_000005").rename(tmp_path / "gone")
+    code, out, err = call("ledger", run, failed)
+    assert code == 0 and "mean forgetting" in out and f"left out: {failed}" in err
+    assert call("ledger", failed)[0] == 2 and call("ledger", run, failed, "--gate", "max_drop=0.5")[0] == 2
+    probe = make_ledger("x", [({"t": binary("t", 5, 9)}, {"t": binary("t", 5, 9)})], {"t": "probe"})
+    assert "Holm" not in probe.method
+    with pytest.raises(DataError, match=r"before \(a\) and after training \(b\)"):
+        make_ledger("x", [({"a": binary("a", 5, 9)}, {"b": binary("b", 5, 9)})])
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

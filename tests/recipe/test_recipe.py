@@ -154,6 +154,21 @@ def test_a_kind_can_not_be_taken_twice():
                 return stats.logprobs
 
 
+def test_a_shipped_recipe_takes_a_plugin_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = (
+        "from statewise import Weight\n\n\nclass Half(Weight, kind='half_for_recipe_tests'):\n"
+        "    needs = ('logprobs',)\n\n    def __call__(self, stats, batch):\n        return 0 * stats.logprobs + {}\n"
+    )
+    (tmp_path / "half.py").write_text(text.format(0.5))
+    monkeypatch.chdir(tmp_path)
+    changed = ["objective.0.weight=half_for_recipe_tests"]
+    recipe = Recipe.load("tiny_sft", ['plugins=["half.py"]', *changed])
+    (tmp_path / "half.py").write_text(text.format(0.25))
+    assert recipe.hash != Recipe.load("tiny_sft", ["plugins=[]", *changed]).hash  # its text is part of the hash
+    with pytest.raises(RecipeError, match="looked in .*recipes and "):
+        Recipe.load("tiny_sft", ['plugins=["third.py"]'])
+
+
 def test_plugins_that_fail_say_why(tmp_path: Path):
     with pytest.raises(RecipeError, match=r"no file 'missing\.py'; looked in .* and "):
         load_plugin("missing.py", tmp_path)

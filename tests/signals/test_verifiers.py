@@ -161,8 +161,16 @@ def test_a_function_of_the_user(folder: Path, monkeypatch: pytest.MonkeyPatch):
     for call, message in {"mine.py:odd": "defines no function 'odd'", "other.py:even": "no file"}.items():
         with pytest.raises(RecipeError, match=message):
             verifier("function", call=call).opened(folder)
-    with pytest.raises(RecipeError, match="call"):
+    with pytest.raises(RecipeError, match=r"call: received 'even', expected 'file\.py:function'"):
         verifier("function", call="even")
+    with pytest.raises(RecipeError, match="defines no function 'evn'; did you mean 'even'"):
+        verifier("function", call="mine.py:evn").opened(folder)
+
+
+def test_a_function_of_another_trainer_is_refused_with_its_signature(folder: Path):
+    (folder / "theirs.py").write_text("def reward(completions, **kwargs):\n    return [1.0 for c in completions]\n")
+    with pytest.raises(RecipeError, match=r"is reward\(completions, \*\*kwargs\), expected reward\(text, example\)"):
+        verifier("function", call="theirs.py:reward").opened(folder)
 
 
 @pytest.mark.parametrize(

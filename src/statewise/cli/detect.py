@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from statewise.cli.output import estimate, print_json, print_table, say
-from statewise.cli.score import MODEL, engine_of, meter_of
+from statewise.cli.score import MODEL, OUT, default_out, engine_of, meter_of
 from statewise.errors import RecipeError
 
 DATA = (
@@ -21,7 +21,7 @@ DATA = (
 def command(
     words: list[str] = typer.Argument(..., metavar="A B [KEY=VALUE]...", help=DATA),
     model: str = typer.Option(None, help=MODEL + " Not needed for directories of scores."),
-    out: Path = typer.Option(..., help="Directory for detect.json, report.html and new scores."),
+    out: Path = typer.Option(None, help="Directory for detect.json, report.html and new scores; " + OUT),
     other_model: str = typer.Option(None, help="What B was sampled from: adds KL(q || p) and H(q) - H(p)."),
     temperature: float = typer.Option(1.0, help="Logits are divided by it before all statistics."),
     dtype: str = typer.Option("auto", help="Of the model: auto, float32, bfloat16, float16. Statistics are float32."),
@@ -36,6 +36,8 @@ def command(
 ) -> None:
     """Compare data set A with B: which is the model's own, how far off is the other, and which statistic tells them apart."""
     sets = _sets(words)
+    chosen = {"model": model or "", "b": sets, "temperature": temperature, "dtype": dtype, "limit": limit}
+    out = out or default_out("scores", sets[0]["data"], chosen)
     if not quiet:
         say(f"comparing {sets[0]['data']} with {sets[1]['data']}")
     from statewise.onpolicy.detect import detect

@@ -16,7 +16,8 @@ REPORT_SECONDS = 5.0
 
 
 def command(
-    model: str = typer.Argument(help="tiny, a directory, a hub id, or a run directory (its last checkpoint)."),
+    model: str = typer.Argument(None, help="tiny, a directory, a hub id, or a run directory (its last checkpoint)."),
+    named: str = typer.Option(None, "--model", help="The model, by name."),
     task: list[str] = typer.Option([], help="KIND or KIND:key=value,key=value; may be given several times."),
     tasks: Path = typer.Option(None, help="A TOML file with a list `tasks`."),
     adapter: str = typer.Option(None, help="A PEFT adapter on the model."),
@@ -32,6 +33,11 @@ def command(
 
     Prints means with 95 % intervals; --out keeps a record for every example.
     """
+    if (model is None) == (named is None):
+        raise RecipeError(
+            f"eval: received {[m for m in (model, named) if m]}, expected one model, such as `eval tiny`."
+        )
+    model = model or named
     chosen = _tasks(task, tasks, plugin)
     say(f"evaluating {model} on {', '.join(getattr(t, 'name', None) or t.kind for t in chosen)}")
     policy = _load(model, adapter, dtype, device)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from statewise.cli.output import print_json, print_table, say
-from statewise.errors import CheckFailed, RecipeError
+from statewise.errors import CheckFailed, RecipeError, RunError
 from statewise.estimates import interval
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ PURPOSES = ("target", "retention", "probe")
 
 def command(
     runs: list[Path] = typer.Argument(
-        help="Run directories; those that differ in their seed alone are taken together."
+        help="Run directories, those that differ in their seed alone taken together; or directories of `eval --out`."
     ),
     base: Path = typer.Option(None, help="A run (its step 0) or a directory of `eval --out`, as the base of all."),
     step: int = typer.Option(None, min=1, help="Of the evaluation after training; default: the last."),
@@ -36,7 +36,7 @@ def command(
 
     Gates: max_drop (any retention task), max_mean_drop, min_retention, min_gain (any target task), max_probe_rise (nats).
     """
-    from statewise.evals.from_runs import arm_ledger, repeated_seeds, same_but_seed
+    from statewise.evals.from_runs import repeated_seeds, same_but_seed
     from statewise.evals.gates import parse_gate, violations
 
     if gate_bound not in BOUNDS:
@@ -44,7 +44,7 @@ def command(
     gates = [parse_gate(text) for text in gate]
     purposes = {**dict.fromkeys(target, "target"), **dict.fromkeys(retention, "retention")}
     groups = [[run] for run in runs] if apart else same_but_seed(runs)
-    ledgers = [arm_ledger(_name(group), group, base=base, step=step, purposes=purposes) for group in groups]
+    ledgers, groups = _readable(groups, bool(gates), base=base, step=step, purposes=purposes)
     _check_names(purposes, ledgers)
     for group in groups:
         for seed in repeated_seeds(group):
@@ -60,6 +60,24 @@ def command(
         raise CheckFailed("a gate is broken\n" + "\n".join(f"  {line}" for line in broken))
     if gates:
         say(f"all gates hold: {', '.join(gate)}")
+
+
+def _readable(groups: list[list[Path]], strict: bool, **settings: Any) -> tuple[list[Ledger], list[list[Path]]]:
+    """The ledgers of what was evaluated twice, and their groups. Others are named and left out; a gate must not miss them."""
+    from statewise.evals.from_runs import arm_ledger
+
+    ledgers, kept = [], []
+    for group in groups:
+        try:
+            ledgers.append(arm_ledger(_name(group), group, **settings))
+            kept.append(group)
+        except RunError as error:
+            if strict or len(groups) == 1:
+                raise
+            say(f"left out: {error}")
+    if not ledgers:
+        raise RunError("ledger: none of the runs was evaluated before and after training.")
+    return ledgers, kept
 
 
 def _name(group: list[Path]) -> str:

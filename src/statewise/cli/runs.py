@@ -80,6 +80,7 @@ def summary(run: RunDir) -> dict[str, Any]:
         "last": last,
         "evals": run.evals(),
         "checkpoints": list(run.checkpoints()),
+        "last_checkpoint": next((str(path) for path in reversed(run.checkpoints().values())), None),
     }
 
 
@@ -99,6 +100,8 @@ def print_summary(found: dict[str, Any]) -> None:
     if found["last"]:
         print("last step: " + ", ".join(f"{k} {v:.4g}" for k, v in found["last"].items() if isinstance(v, int | float)))
     print(f"saved:     {', '.join(f'step {s}' for s in found['checkpoints']) or 'no checkpoint'}")
+    if found["checkpoints"]:
+        print(f"last:      {found['last_checkpoint']}")
     if found["evals"]:
         _print_evals(found["evals"])
 

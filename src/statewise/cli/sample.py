@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from statewise.cli.output import print_json, say
 from statewise.errors import RecipeError
 
 OPTIONS = ("--out", "--count", "--json", "--quiet", "--help")
+REPORT_SECONDS = 5.0
 
 
 def command(
@@ -34,8 +36,12 @@ def command(
     if out.exists():
         raise RecipeError(f"--out {out}: exists; choose another file.")
 
+    last = time.monotonic() - REPORT_SECONDS
+
     def report(done: int, wanted: int, measures: dict[str, float]) -> None:
-        if not quiet:
+        nonlocal last
+        if not quiet and (done >= wanted or time.monotonic() - last >= REPORT_SECONDS):
+            last = time.monotonic()
             say(" ".join([f"samples={done}/{wanted}", *(f"{k}={v:.4g}" for k, v in measures.items())]))
 
     from statewise.training.progress import hide_library_noise

@@ -16,6 +16,7 @@ DATA = (
     "settings of the source 'dataset', such as columns.prompt=question chat=true on_bad_row=skip."
 )
 MODEL = "tiny, a directory, a hub id, or a run directory (its last checkpoint)."
+OUT = "default: a name under scores/ that data, model and settings make."
 SHOWN = (
     *("samples", "tokens", "mean_phi", "std_phi", "min_phi", "share_above_0", "share_above_minus_1"),
     *("share_above_minus_3", "share_above_minus_5", "perplexity", "mean_logprob", "mean_entropy", "mean_varentropy"),
@@ -26,7 +27,8 @@ SHOWN = (
 def command(
     words: list[str] = typer.Argument(..., metavar="DATA [KEY=VALUE]...", help=DATA),
     model: str = typer.Option(..., help=MODEL),
-    out: Path = typer.Option(..., help="Directory for the scores; where it holds a part of them, the rest is added."),
+    out: Path = typer.Option(None, help="Directory for the scores, gone on with where it holds a part; " + OUT),
+    limit: int = typer.Option(None, min=1, help="The first so many rows only; the same as limit=N."),
     temperature: float = typer.Option(1.0, help="Logits are divided by it before all statistics."),
     dtype: str = typer.Option("auto", help="Of the model: auto, float32, bfloat16, float16. Statistics are float32."),
     batch_tokens: int = typer.Option(
@@ -44,6 +46,9 @@ def command(
     Writes scores.parquet, summary.json and report.html. Killed, the same command goes on where it was.
     """
     data, fields = data_and_settings(words)
+    if limit is not None:
+        fields["limit"] = limit
+    out = out or default_out("scores", data, {"model": model, "temperature": temperature, "dtype": dtype, **fields})
     if not quiet:
         say(f"scoring {data} under {model}")
     from statewise.onpolicy.scoring import score
@@ -78,6 +83,17 @@ def data_and_settings(
         raise RecipeError(f"received the data {paths}, expected one; a setting is KEY=VALUE.")
     known = [name for name in kinds("source")[kind].model_fields if name not in hidden]
     return paths[0], apply_overrides({}, [w for w in words if w not in paths], known)
+
+
+def default_out(folder: str, data: str, settings: dict[str, Any]) -> Path:
+    """`scores/train-tiny-3f2a91`: the same for the same command, so that it goes on where it was."""
+    from hashlib import blake2b
+
+    from statewise.files import to_json
+
+    digest = blake2b(to_json({"data": data, **settings}).encode(), digest_size=4).hexdigest()
+    names = [Path(name.replace(":", "_")).stem for name in (data, str(settings["model"])) if name]
+    return Path(folder) / "-".join([*names, digest])
 
 
 def engine_of(processes: int, on: str, threads: int | None, device: str | None) -> Any:

@@ -77,7 +77,8 @@ def read_tasks(file: Path) -> list[Component]:
     try:
         plain = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RecipeError(f"--tasks {file}: can't be read: {error}") from None
+        hint = "" if file.suffix == ".toml" else f" A task itself is named by --task {file}."
+        raise RecipeError(f"--tasks {file}: can't be read: {error}.{hint}") from None
     listed = plain.get("tasks")
     if not isinstance(listed, list) or set(plain) != {"tasks"}:
         raise RecipeError(f"--tasks {file}: received the keys {sorted(plain)}, expected a list named tasks.")

@@ -40,14 +40,23 @@ def arm_ledger(
     purposes: Mapping[str, str] | None = None,
 ) -> Ledger:
     """One ledger of several runs, taken as seeds of one method. Raises RunError where a run was not evaluated twice."""
+    alone = next((run for run in runs if base is None and is_evaluation(Path(run))), None)
+    if alone is not None:
+        raise RunError(
+            f"{alone}: holds one evaluation, so there is no base to compare with; name one with --base RUN, or with "
+            "--base DIR of `statewise eval MODEL --out DIR`."
+        )
     pairs = [(read_base(base or run), last_results(run, step)) for run in runs]
     return make_ledger(name, pairs, purposes)
 
 
 def same_but_seed(runs: Sequence[str | Path]) -> list[list[Path]]:
-    """The runs, grouped by their recipe without its seed, in the order given."""
+    """The runs, grouped by their recipe without its seed, in the order given; directories of `eval --out` stay alone."""
     groups: dict[str, list[Path]] = {}
     for run in map(Path, runs):
+        if is_evaluation(run):
+            groups.setdefault(str(run), []).append(run)
+            continue
         try:
             recipe = tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -57,9 +66,15 @@ def same_but_seed(runs: Sequence[str | Path]) -> list[list[Path]]:
     return list(groups.values())
 
 
+def is_evaluation(path: Path) -> bool:
+    """Whether `statewise eval --out` wrote this directory, and no training."""
+    return (path / "summary.json").is_file() and not (path / "run.json").is_file()
+
+
 def repeated_seeds(runs: Sequence[Path]) -> list[int]:
     """Seeds that more than one of the runs has; such runs are no new evidence."""
-    recipes = (tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8")) for run in runs)
+    files = [run / "recipe.toml" for run in runs if not is_evaluation(run)]
+    recipes = (tomllib.loads(file.read_text(encoding="utf-8")) for file in files)
     return list(repeated(int(recipe.get("seed", 0)) for recipe in recipes))
 
 

@@ -93,10 +93,11 @@ class Ledger:
         """How intervals and p-values were made."""
         tests = " and ".join(dict.fromkeys(TESTS[c.test] for c in self.changes))
         family = sum(not math.isnan(c.p_holm) for c in self.changes)
+        adjusted = f"; adjusted by Holm over {family} task{'s' * (family != 1)}" if family else ""
         drawn = "examples" if self.seeds == 1 else f"{self.seeds} seeds, then examples (the same for all seeds)"
         return (
             f"F = base - post (nats: post - base). Intervals: 95 %, paired bootstrap over {drawn}, percentile, "
-            f"{RESAMPLES} resamples. p: {tests}, two-sided; adjusted by Holm over {family} task{'s' * (family != 1)}."
+            f"{RESAMPLES} resamples. p: {tests}, two-sided{adjusted}."
         )
 
     def to_plain(self) -> dict[str, Any]:
@@ -106,6 +107,10 @@ class Ledger:
 
 
 Results = Mapping[str, TaskResult]
+
+
+def _listed(tasks: set[str]) -> str:
+    return ", ".join(sorted(tasks)) or "none"
 
 
 def make_ledger(
@@ -118,7 +123,12 @@ def make_ledger(
     """
     tasks = [task for task in pairs[0][1] if all(task in side for pair in pairs for side in pair)]
     if not tasks:
-        raise DataError(f"{name}: no task was evaluated both before and after training; evaluate the same tasks.")
+        before, after = ({task for pair in pairs for task in pair[i]} for i in (0, 1))
+        raise DataError(
+            f"{name}: no task was evaluated both before ({_listed(before)}) and after training ({_listed(after)}). Name the "
+            "same ones in eval.tasks; or measure both now with `statewise eval MODEL --task ... --out DIR`, and compare with "
+            "`statewise ledger DIR --base DIR_OF_THE_BASE`."
+        )
     changes, draws = [], {}
     for task in tasks:
         purpose = (purposes or {}).get(task) or pairs[0][1][task].purpose

@@ -51,7 +51,10 @@ class Choice(Settings):
             raise RecipeError(f"filter.quantiles: received {self.quantiles}, expected two shares, the lower first.")
         chosen = self.model_dump(exclude_defaults=True).keys() - {"below", "by"}
         if not chosen:
-            raise RecipeError("filter: nothing is chosen; give a bound, quantiles, a budget or an order.")
+            raise RecipeError(
+                "filter: nothing is chosen; give a bound (min_mean_phi, max_mean_phi, min_z, max_z, max_share_below), "
+                "quantiles, a budget (max_rows, max_tokens) or an order (sort)."
+            )
         return self
 
 

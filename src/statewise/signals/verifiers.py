@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
 from statewise.answers import ANSWER_IS, extract_answer, last_boxed, normalised, same_answer
-from statewise.errors import DataError, MissingExtra, RecipeError
+from statewise.errors import DataError, MissingExtra, RecipeError, nearest
 from statewise.plugins import load_file
 from statewise.signals.code import Code
 from statewise.verifier import Judge, Verifier
@@ -130,16 +131,30 @@ class Function(Verifier, kind="function"):
     example: `example["column"]` of the row; `messages` or `text` of the prompt, the reference `answer`, `id`.
     """
 
-    call: str = Field(pattern=r"^.+\.py:\w+$")
+    call: str
+
+    @field_validator("call")
+    @classmethod
+    def _names_both(cls, value: str) -> str:
+        if not re.fullmatch(r".+\.py:\w+", value):
+            raise RecipeError(f"verifier.function.call: received '{value}', expected 'file.py:function'.")
+        return value
 
     def score(self, text: str, example: Example) -> float:
         return self.opened(Path("."))(text, example)
 
     def opened(self, base_dir: Path) -> Judge:
         file, _, name = self.call.rpartition(":")
-        function = getattr(load_file(file, base_dir), name, None)
+        module = load_file(file, base_dir)
+        function = getattr(module, name, None)
         if not callable(function):
-            raise RecipeError(f"verifier.function: '{file}' defines no function '{name}'.")
+            defined = [n for n, value in vars(module).items() if inspect.isfunction(value)]
+            raise RecipeError(f"verifier.function: '{file}' defines no function '{name}'{nearest(name, defined)}")
+        if not _takes_two(function):
+            raise RecipeError(
+                f"verifier.function: '{self.call}' is {name}{inspect.signature(function)}, expected {name}(text, example) "
+                "-> number: the text of one completion, and its row (example.answer, example.metadata)."
+            )
         return lambda text, example: float(function(text, example))
 
     def files(self) -> tuple[str, ...]:
@@ -150,6 +165,16 @@ class Function(Verifier, kind="function"):
         if isinstance(written, list) and written:
             written = written[-1].get("content")
         return written if isinstance(written, str) else super().gold(example)
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind("", None)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that doesn't say what it takes
+        return True
+    return True
 
 
 def _math_verify() -> Any:

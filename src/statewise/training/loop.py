@@ -95,6 +95,8 @@ def _run_steps(session: Session, stop: list[int]) -> None:
 
     training = session.training
     at_start(session)
+    if training.spent.step and session.progress() >= 1.0:
+        session.display.say("nothing is left of the budget; a larger one goes on, such as budget.max_steps=N")
     while session.progress() < 1.0:
         try:
             row = take_step(training)
@@ -174,6 +176,7 @@ def _resumed(recipe: Recipe, path: Path) -> RunDir:
 
 
 def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, trackers: Any, resume: bool) -> Session:
+    from statewise.sources.plain import untemplated
     from statewise.training import saving
     from statewise.training.hooks import open_hooks
     from statewise.training.opened import Models
@@ -215,6 +218,9 @@ def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, t
         recipe, accelerator, wrapped, optimizer, world, multiplier, Spent(), num_examples, policy.pad_id, usage, hooks
     )
     session = Session(recipe, run, policy, training, display, trackers)
+    doubt = None if found else untemplated(recipe.source, world)
+    if doubt is not None and session.is_main:
+        session.warn(doubt)
     _take_up(session, found, resume)
     return session
 

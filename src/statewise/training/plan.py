@@ -39,6 +39,7 @@ class Plan:
     activation_bytes: int
     head_chunk_bytes: int
     preview: str
+    warning: str | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -66,6 +67,7 @@ class Plan:
             f"data:      {'endless' if self.num_examples is None else f'{self.num_examples:,} examples'}",
             f"tokens:    {steps}, {self._tokens_in_words()}{total}",
             f"memory:    about {self.total_bytes / 2**20:,.0f} MiB a process = {memory} MiB",
+            *([f"warning:   {self.warning}"] if self.warning else []),
         ]
 
     def _tokens_in_words(self) -> str:
@@ -77,6 +79,7 @@ class Plan:
 def plan(recipe: Recipe) -> Plan:
     """The estimates for one process. Raises the errors of bad data and of a model that can't be found."""
     from statewise.models.load import load_tokenizer
+    from statewise.sources.plain import untemplated
 
     tokenizer = load_tokenizer(recipe.model)
     world = World(tokenizer=tokenizer, seed=recipe.seed, base_dir=recipe.base_dir)
@@ -87,7 +90,9 @@ def plan(recipe: Recipe) -> Plan:
         total: float | None = float(recipe.budget.max_tokens)
     else:
         total = None if steps is None or not trained else trained * steps
-    return Plan(examples, steps, whole, trained, longest, total, preview=preview, **_memory(recipe, longest))
+    warning = untemplated(recipe.source, world)
+    estimates = _memory(recipe, longest)
+    return Plan(examples, steps, whole, trained, longest, total, preview=preview, warning=warning, **estimates)
 
 
 def _tokens(recipe: Recipe, world: World, steps: int) -> tuple[float, float, int, str]:
