@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-<<<<<<< HEAD
-from dataclasses import dataclass, field, replace
-=======
 from contextlib import suppress
-from dataclasses import dataclass, field
->>>>>>> main
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 

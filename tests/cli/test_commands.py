@@ -69,11 +69,7 @@ def test_recipe_list(cli: Callable[..., Any]) -> None:
     listed = json.loads(cli("recipe", "list", "--json").out)
     text = cli("recipe", "list").out
     for entry in listed:
-<<<<<<< HEAD
-        assert entry["name"] in text and entry["about"] and not entry["about"].endswith(":")
-=======
         assert entry["name"] in text and entry["about"].endswith(".") and len(entry["about"]) > 30
->>>>>>> main
         assert cli("recipe", "check", entry["name"]).code == 0
 
 

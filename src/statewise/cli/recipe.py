@@ -62,17 +62,7 @@ def _named(words: list[str]) -> tuple[str, list[str]]:
 
 
 def _about(path: Path) -> str:
-<<<<<<< HEAD
-    """The comment on top, to the line that ends a sentence; lines that are set in are commands."""
-    told: list[str] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("# ") or line[2] == " " or " ".join(told).endswith("."):
-            break
-        told.append(line[2:].strip())
-    return " ".join(told).rstrip(":")
-=======
     """The first sentence of the comment that the file begins with, without the commands in it."""
     lines = takewhile(lambda line: line.startswith("# "), path.read_text(encoding="utf-8").splitlines())
     text = " ".join(line[2:] for line in takewhile(lambda line: not line.startswith("#   "), lines))
     return re.split(r"(?<!Dr)\. |[.:]$", text)[0] + "." if text else ""
->>>>>>> main
