@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from statewise.geometry.figures import NOISE_MARK
-from statewise.geometry.grid import grid, number
+from statewise.geometry.grid import LOG_TICKS, grid, number
 from statewise.palette import COLOURS
 from statewise.report.picture import write_png
 from statewise.stats.hypothesis import mean_interval
@@ -75,7 +75,7 @@ def figure(read_values: dict[str, Values]) -> dict[str, Any]:
         axes = {"xaxis": f"x{number(panel)}", "yaxis": f"y{number(panel)}"}
         values, first = read_values[setting], panel % len(DRAWN) == 0
         scale, end = _axis(read_values, name)
-        plot["layout"][f"xaxis{number(panel)}"] |= {"type": scale, "range": end}
+        plot["layout"][f"xaxis{number(panel)}"] |= {"type": scale, "range": end} | (LOG_TICKS if scale == "log" else {})
         plot["layout"][f"yaxis{number(panel)}"] |= {
             "type": "category",
             "autorange": "reversed",
@@ -97,7 +97,9 @@ def figure(read_values: dict[str, Values]) -> dict[str, Any]:
 def _axis(read_values: dict[str, Values], name: str) -> tuple[str, list[float]]:
     """Scale and range of a number over both settings."""
     largest = max(max(numbers[name]) for values in read_values.values() for numbers in values.values())
-    return ("log", [0, 2]) if dict(DRAWN)[name] == "log" else ("linear", [0, 1.15 * largest])
+    return (
+        ("log", [0, float(np.log10(1.5 * largest))]) if dict(DRAWN)[name] == "log" else ("linear", [0, 1.15 * largest])
+    )
 
 
 def main() -> None:

@@ -151,6 +151,10 @@ def test_panels_of_two_runs(points: list[str], tmp_path: Path) -> None:
     }  # fmt: skip
     assert all("<b>" not in trace["name"] for trace in figure["data"])
     assert sum(trace.get("showlegend", False) for trace in figure["data"]) == 2
+    seeds = trajectory_panels({"a-seed0-1f": rows, "a-seed1-2e": rows, "b": rows}, K, 4)["data"]
+    named = [trace["name"] for trace in seeds if trace.get("showlegend")]
+    assert named == ["a", "b"] and len({trace["line"]["color"] for trace in seeds}) == 2
+    assert {trace["legendgroup"] for trace in seeds} == {"a", "b"}
 
 
 def test_the_command(points: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from statewise.palette import COLOURS, SIGNS
 
 Plot = dict[str, Any]
+LOG_TICKS = {"dtick": "D2", "tickformat": ".3~g"}  # 1, 2, 5 of each decade, written in full
 
 
 def number(panel: int) -> str:
@@ -56,7 +57,7 @@ def grid(titles: Sequence[str], columns: int, x: str, y: str, scale: str, gap: f
             "anchor": f"x{axis}",
             "type": scale,
             "title": {"text": y if column == 0 else "", "standoff": 4},
-            **({"dtick": "D2", "exponentformat": "power"} if scale == "log" else {}),
+            **(LOG_TICKS if scale == "log" else {}),
         }
         corner = {"x": across[0], "y": down[1] + 0.01, "xanchor": "left", "yanchor": "bottom"}
         text = {"text": title, "showarrow": False, "font": {"size": 13}}

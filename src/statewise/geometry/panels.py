@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
-from statewise.geometry.grid import Plot, curve, grid, number
+from statewise.geometry.grid import LOG_TICKS, Plot, curve, grid, number
 
 Row = dict[str, Any]
 COLUMNS = 3
+ARM = re.compile(r"-seed\d+(-[0-9a-f]+)?$")  # what a study adds to an arm's name
 # Beside a number's own line: what it must be compared with, in words, its column and its dash.
 REFERENCES = {
     "sim_end": (("shuffled", "sim_end_shuffled", "dash"), ("unrelated parts", "sim_end_unrelated", "dot")),
@@ -42,17 +45,32 @@ def trajectory_panels(runs: dict[str, list[Row]], k: int, hill_k: int) -> Plot:
 
 
 def panels(runs: dict[str, list[Row]], shown: Sequence[Panel], x: str, x_title: str) -> Plot:
-    """A grid of three panels a row; `runs`: {name: rows}, each run with its colour and sign."""
+    """A grid of three panels a row; `runs`: {name: rows}. Seeds of one arm share a colour, a sign and an entry of the legend."""
+    groups = {run: ARM.sub("", run) for run in runs}
+    places = {group: place for place, group in enumerate(dict.fromkeys(groups.values()))}
+    first = {group: run for run, group in reversed(groups.items())}
+    several = {group for group in places if list(groups.values()).count(group) > 1}
     figure = grid([panel.title for panel in shown], COLUMNS, x_title, "", "linear")
     figure["layout"] |= {"height": 640, "showlegend": len(runs) > 1}
     for index, panel in enumerate(shown):
         limits = {"range": [0, 1.03]} if panel.share else {"rangemode": "tozero"}
-        limits = {"dtick": "D2"} if panel.scale == "log" else limits
+        limits = LOG_TICKS if panel.scale == "log" else limits
         figure["layout"][f"xaxis{number(index)}"] |= {"rangemode": "tozero"}
         figure["layout"][f"yaxis{number(index)}"] |= {"type": panel.scale, **limits}
-        for place, (run, rows) in enumerate(runs.items()):
-            figure["data"] += _lines(run, rows, panel.name, place, index, x)
+        for run, rows in runs.items():
+            group = groups[run]
+            lines = _lines(run, rows, panel.name, places[group], index, x)
+            if group in several:
+                lines[0] |= {"name": escape(group, quote=False), "showlegend": index == 0 and first[group] == run}
+                lines = [_thin(line, group) for line in lines]
+            figure["data"] += lines
     return figure
+
+
+def _thin(line: Plot, group: str) -> Plot:
+    """A seed among others: less ink, and hidden with its arm."""
+    marker = {**line["marker"], "size": 4}
+    return {**line, "legendgroup": group, "line": {**line["line"], "width": 1.2}, "marker": marker, "opacity": 0.75}
 
 
 def _lines(run: str, rows: Sequence[Row], name: str, place: int, index: int, x: str) -> list[Plot]:
