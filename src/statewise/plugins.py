@@ -13,18 +13,31 @@ from typing import Any
 from statewise.errors import RecipeError
 
 
+<<<<<<< HEAD
+def find_file(name: str, base: Path | None) -> Path:
+    """Where a file that a recipe names is: beside the recipe, in `base`, or else in the working directory."""
+    beside = (base or Path()) / name
+    return beside if beside.is_file() else Path(name)
+=======
 def find_file(name: str, base: Path | None) -> Path | None:
     """The file of that name beside the recipe, in the directory `base`, else in the working directory."""
     given = Path(name).expanduser()
     return next((path for path in ((base or Path()) / given, given) if path.is_file()), None)
+>>>>>>> main
 
 
 def load_file(name: str, base: Path | None) -> Any:
     """The module of a Python file, as `find_file` finds it. Raises RecipeError where it can't be loaded."""
     path = find_file(name, base)
+<<<<<<< HEAD
+    if not path.is_file():
+        looked = dict.fromkeys(str(folder.resolve()) for folder in (base or Path(), Path()))
+        raise RecipeError(f"no file '{name}'; looked in {' and '.join(looked)}.")
+=======
     if path is None:
         looked = dict.fromkeys([str((base or Path()).resolve()), str(Path.cwd())])
         raise RecipeError(f"plugins: no file '{name}'; looked in {' and '.join(looked)}.")
+>>>>>>> main
     spec = importlib.util.spec_from_file_location(f"statewise_plugin_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -139,7 +139,11 @@ class Recipe(BaseModel):
         own = [name for part in (self.source, *self.signal) for name in part.files()]
         for name in [*(plugin for plugin in self.plugins if plugin.endswith(".py")), *own]:
             file = find_file(name, self._base_dir)
+<<<<<<< HEAD
+            if file.is_file():
+=======
             if file is not None:
+>>>>>>> main
                 digest.update(file.read_bytes())
         return digest.hexdigest()
 

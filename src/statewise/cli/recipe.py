@@ -19,15 +19,15 @@ JSON = typer.Option(False, "--json", help="Print as JSON.")
 
 @app.command("show", context_settings=PASS_ON)
 def show(words: list[str] = WORDS, as_json: bool = JSON) -> None:
-    """The method in words, and the resolved recipe as TOML."""
+    """The method in words, as comments, and the resolved recipe as TOML: a file to go on from."""
     from statewise.recipe import Recipe
 
     recipe = Recipe.load(*_named(words))
     if as_json:
         plain = {"name": recipe.name, "hash": recipe.hash, "explain": recipe.explain(), "recipe": recipe.to_plain()}
         return print_json(plain)
-    print("\n".join(recipe.explain()))
-    print(f"\n# {recipe.name} {recipe.hash}\n{recipe.to_toml()}", end="")
+    print("\n".join(f"# {line}" for line in [f"{recipe.name} {recipe.hash}", *recipe.explain()]))
+    print(f"\n{recipe.to_toml()}", end="")
 
 
 @app.command("list")
@@ -62,7 +62,17 @@ def _named(words: list[str]) -> tuple[str, list[str]]:
 
 
 def _about(path: Path) -> str:
+<<<<<<< HEAD
+    """The comment on top, to the line that ends a sentence; lines that are set in are commands."""
+    told: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("# ") or line[2] == " " or " ".join(told).endswith("."):
+            break
+        told.append(line[2:].strip())
+    return " ".join(told).rstrip(":")
+=======
     """The first sentence of the comment that the file begins with, without the commands in it."""
     lines = takewhile(lambda line: line.startswith("# "), path.read_text(encoding="utf-8").splitlines())
     text = " ".join(line[2:] for line in takewhile(lambda line: not line.startswith("#   "), lines))
     return re.split(r"(?<!Dr)\. |[.:]$", text)[0] + "." if text else ""
+>>>>>>> main

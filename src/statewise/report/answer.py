@@ -19,7 +19,7 @@ def sentences(table: Scores) -> list[str]:
     if not gains and not kept:
         return ["No run has been evaluated before and after training, so there is nothing to compare yet."]
     arms = {row["arm"]: row for row in table.arms}
-    found = [_largest(table.target, gains, arms)] if gains else []
+    found = [_largest(gains, arms)] if gains else []
     found += _retention(kept, arms)
     found += _versus(table)
     return [*found, *_open(table)]
@@ -30,8 +30,9 @@ def estimate(value: Row, form: str = ".3f") -> str:
     return interval(value["value"], value["low"], value["high"], form, "undefined")
 
 
-def _largest(target: str | None, gains: Sequence[Row], arms: dict[str, Row]) -> str:
+def _largest(gains: Sequence[Row], arms: dict[str, Row]) -> str:
     best = max(gains, key=lambda row: row["difference"]["value"])
+    target = best["task"]
     size = f"{best['n']} examples" + (f", {best['seeds']} seeds" if best["seeds"] > 1 else "")
     change = (
         f"{best['before']:.3f} to {best['after']:.3f}, {estimate(best['difference'], '+.3f')} (95 %, paired; {size})"
