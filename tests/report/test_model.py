@@ -100,6 +100,15 @@ def test_no_significant_gain_is_said(tmp_path: Path) -> None:
     assert answer[1] == "No significant forgetting was seen on any retention task."
 
 
+def test_an_interval_that_excludes_0_and_is_not_significant_is_explained() -> None:
+    from statewise.report.answer import _alone
+
+    row = {"difference": {"value": 0.077, "low": 0.005, "high": 0.152}, "p_holm": 0.355}
+    assert "excludes 0; adjusted for all comparisons p = 0.35" in _alone(row)
+    assert _alone({**row, "difference": {**row["difference"], "low": -0.005}}) == ""
+    assert _alone({**row, "p_holm": None}) == ""
+
+
 def test_holm_is_over_all_comparisons_with_one_opponent(runs: Runs) -> None:
     from statewise.stats.hypothesis import holm
 

@@ -48,7 +48,15 @@ def _largest(gains: Sequence[Row], arms: dict[str, Row]) -> str:
         return f"{best['arm']} {most} {target}: {change}.{keeps}"
     if len(gains) == 1:
         return f"{best['arm']}: the change on {target} is {best['verdict']}: {change}.{keeps}"
-    return f"No arm gained significantly on {target}; the best is {best['arm']}: {change}.{keeps}"
+    return f"No arm gained significantly on {target}; the best is {best['arm']}: {change}.{_alone(best)}{keeps}"
+
+
+def _alone(row: Row) -> str:
+    """Why an interval that excludes 0 is not significant: it is of this comparison alone."""
+    low, high, p = row["difference"]["low"], row["difference"]["high"], row["p_holm"]
+    if p is None or not low * high > 0:
+        return ""
+    return f" The interval, of this comparison alone, excludes 0; adjusted for all comparisons p = {p:.2g}."
 
 
 def _retention(kept: Sequence[Row], arms: dict[str, Row]) -> list[str]:
