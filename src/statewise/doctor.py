@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,6 +37,14 @@ class Finding:
 
 def examine(recipe: Recipe) -> Iterator[Finding]:
     """The findings, each as its check ends. An error of a check is a failed finding; the rest goes on without it."""
+    first: dict[str, str] = {}
+    for finding in _findings(recipe):
+        cause = first.setdefault(finding.detail, finding.check)
+        same = finding.status == "failed" and cause != finding.check
+        yield replace(finding, detail=f"can't be told before {cause} is mended") if same else finding
+
+
+def _findings(recipe: Recipe) -> Iterator[Finding]:
     yield from _run("tokenizer", lambda: _tokenizer(recipe))
     yield from _run("data", lambda: _data(recipe))
     yield from _templates(recipe)

@@ -1,7 +1,11 @@
 """The errors that a user can meet. Each message says what was received, what was expected and how to mend it."""
 
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
+
+LIBRARY = Path(traceback.__file__).parent
 
 
 class StatewiseError(Exception):
@@ -57,6 +61,23 @@ class MissingExtra(StatewiseError):
 
     def __init__(self, package: str, extra: str, purpose: str):
         super().__init__(f"{purpose} needs the package '{package}'. Install it with: pip install 'statewise[{extra}]'")
+
+
+def place(error: BaseException) -> str:
+    """`file.py:12` of the innermost line that is in no installed package, or nothing: where a user's own code failed."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_own(Path(f.filename))]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+def told(error: BaseException) -> str:
+    """`KeyError: 'x' (mine.py:12)`, the place where it is the user's own."""
+    where = place(error)
+    return f"{type(error).__name__}: {error}{f' ({where})' if where else ''}"
+
+
+def _is_own(file: Path) -> bool:
+    packages = {"site-packages", "dist-packages"} & set(file.parts)
+    return file.is_file() and not packages and not {Path(__file__).parent, LIBRARY} & set(file.parents)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -52,6 +52,15 @@ class Term(BaseModel):
     coef: float = Field(1.0, allow_inf_nan=False)
     length: int | None = Field(None, ge=1)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_loss(cls, value: Any) -> Any:
+        """Where no reduction is named, a loss of whole sequences or groups has the one that it takes."""
+        if not isinstance(value, dict) or "reduce" in value or "loss" not in value:
+            return value
+        loss: Any = parse("loss", value["loss"], "objective.loss")
+        return {**value, "loss": loss, "reduce": WHOLE[loss.scope]} if loss.scope in WHOLE else value
+
     @field_validator("loss", "weight", "on", mode="before")
     @classmethod
     def _component(cls, value: Any, info: Any) -> Any:

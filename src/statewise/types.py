@@ -42,6 +42,16 @@ class Example:
     answer: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
+    def __getitem__(self, column: str) -> Any:
+        """The row's value of a column. Raises KeyError with the columns that there are."""
+        if column not in self.metadata:
+            raise KeyError(f"no column '{column}' in this row, which has: {', '.join(map(str, self.metadata))}")
+        return self.metadata[column]
+
+    def get(self, column: str, default: Any = None) -> Any:
+        """As a dict's: the row's value of a column, or `default`."""
+        return self.metadata.get(column, default)
+
 
 @dataclass(frozen=True, slots=True)
 class Rollout:

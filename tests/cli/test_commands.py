@@ -52,7 +52,10 @@ def test_usage_errors(cli: Callable[..., Any], words: list[str], message: str) -
 
 def test_recipe_show_and_check(cli: Callable[..., Any], recipe_file: Path) -> None:
     shown = cli("recipe", "show", recipe_file, "optim.lr=0.25")
-    assert shown.code == 0 and "states:" in shown.out and "lr = 0.25" in shown.out
+    assert shown.code == 0 and "# states:" in shown.out and "lr = 0.25" in shown.out
+    written = recipe_file.with_name("again.toml")
+    written.write_text(shown.out)
+    assert Recipe.load(written).hash == Recipe.load(recipe_file, ["optim.lr=0.25"]).hash
     plain = json.loads(cli("recipe", "show", recipe_file, "--json").out)
     assert plain["name"] == "words" and Recipe.load(recipe_file).hash == plain["hash"]
     assert Recipe.from_plain(plain["recipe"], base_dir=recipe_file.parent).hash == plain["hash"]
@@ -102,6 +105,9 @@ def test_check(cli: Callable[..., Any], tmp_path: Path) -> None:
     assert bad.code == 1 and "checks failed" in bad.err
     checks = json.loads(bad.out)["weight negative_for_cli_tests"]
     assert [c["name"] for c in checks if not c["passed"]]
+    file.write_text(WEIGHT.format(value="stats.gone").replace("half_for", "gone_for").replace("Half", "Gone"))
+    raised = cli("check", file).out
+    assert raised.count("has no attribute 'gone'") == 1 and f"({file}:" in raised and "as above" in raised
     file.write_text("x = 1")
     assert cli("check", file).code == 2
     assert "no file" in cli("check", tmp_path / "none.py").err

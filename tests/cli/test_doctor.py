@@ -181,3 +181,11 @@ def test_a_server_that_samples(cli: Cli, small: list[str], model_dir: Path) -> N
         server.processed = True
         code, found = findings(cli, "grpo", *own, "source.temperature=0.7")
         assert code == 0 and found["sampler"]["facts"]["logprobs_of"] == "the law"
+
+
+def test_one_fault_is_told_once(cli: Cli, small: list[str], tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "1 + 1?", "completion": "2"}\n')
+    code, found = findings(cli, "tiny_sft", small[0], f"source.data={data}", 'source.columns={ prompt = "question" }')
+    assert code == 1 and "source.columns={} takes columns by their own names" in found["data"]["detail"]
+    assert found["memory"]["detail"] == "can't be told before data is mended"

@@ -95,3 +95,12 @@ def test_bad_input(cli: Callable[..., Any], data: Path, tmp_path: Path) -> None:
     assert "processes" in cli("score", data, *out, "--processes", "0").err
     assert "engine.on" in cli("score", data, *out, "--on", "mars").err
     assert "holds no finished scores" in cli("filter", tmp_path, "--out", tmp_path / "k.jsonl", "--max-rows", "1").err
+
+
+def test_realign_warns_of_plain_text_under_a_chat_template(cli: Callable[..., Any], tmp_path: Path) -> None:
+    rows = [{"prompt": f"{i} + 2 = ?", "completion": f"#### {i + 2}"} for i in range(2)]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [tmp_path / "text.jsonl", "--model", "tiny", "--max-tokens", "8"]
+    done = cli("realign", *words, "--out", tmp_path / "plain")
+    assert done.code == 0 and done.err.count("warning: prompts of") == 1
+    assert "warning" not in cli("realign", *words, "chat=true", "--out", tmp_path / "chat").err

@@ -20,6 +20,7 @@ from tests.training.conftest import model_dir  # noqa: F401 - a fixture
 import statewise
 from statewise.errors import DataError, RunError
 from statewise.models.load import load_policy
+from statewise.onpolicy.meter import Meter
 from statewise.onpolicy.scoring import Scores, score
 
 Make = Callable[..., Scores]
@@ -273,3 +274,12 @@ def test_memory_does_not_grow_with_the_file(
     data = write(tmp_path / "many.jsonl", [{**row, "id": f"{i}-{row['id']}"} for i in range(5) for row in rows])
     assert scored(data).summary["samples"] == 200
     assert passes == 2 and most == 8  # the first looks through the rows
+
+
+def test_a_meter_counts_each_pass_for_itself() -> None:
+    meter = Meter()
+    meter.start(200)
+    meter.rows(200)
+    meter.start(8)
+    meter.rows(8)
+    assert meter.line().startswith("8 of 8 rows")

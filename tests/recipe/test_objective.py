@@ -81,3 +81,9 @@ def test_a_random_share_does_not_depend_on_the_batch():
     for row, name in enumerate(together.example_ids):
         width = alone[name].tokens_BT.shape[1]
         assert torch.equal(selector(together)[row, :width], selector(alone[name])[0])
+
+
+@pytest.mark.parametrize(("loss", "reduce"), [("dpo", "group_mean"), ("gspo", "sequence_mean"), ("nll", "token_mean")])
+def test_a_loss_of_whole_sequences_or_groups_brings_its_reduction(loss: str, reduce: str):
+    assert Term(loss=loss).reduce == Term(loss={"kind": loss}).reduce == reduce
+    assert Term(loss=loss) == Term(loss=loss, reduce=reduce)

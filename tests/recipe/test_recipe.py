@@ -170,7 +170,7 @@ def test_a_shipped_recipe_takes_a_plugin_of_the_working_directory(tmp_path: Path
 
 
 def test_plugins_that_fail_say_why(tmp_path: Path):
-    with pytest.raises(RecipeError, match=r"no file .*missing\.py"):
+    with pytest.raises(RecipeError, match=r"no file 'missing\.py'; looked in .* and "):
         load_plugin("missing.py", tmp_path)
     (tmp_path / "broken_plugin.py").write_text("raise RuntimeError('inside')\n")
     with pytest.raises(RecipeError, match="RuntimeError: inside"):

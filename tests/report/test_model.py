@@ -12,8 +12,10 @@ from tests.report.conftest import ARMS, HOSTILE, Runs, edit, write_run
 
 from statewise.errors import DataError, RunError
 from statewise.report import report
+from statewise.report.answer import sentences
 from statewise.report.model import Question, ReportModel, build
 from statewise.report.reading import Planned, grouped, read_run
+from statewise.report.scores import Scores
 
 GOLDEN = Path(__file__).parent / "golden" / "model.json"
 
@@ -53,6 +55,31 @@ def test_a_single_run_is_answered_for(runs: Runs) -> None:
     assert answer[0].startswith(("mild gained on math", "mild: the change on math"))
 
 
+def test_an_answer_names_a_task_where_runs_share_no_target(runs: Runs) -> None:
+    difference = {"value": -0.15, "low": -0.35, "high": 0.05}
+    row = {
+        "arm": "first",
+        "against": "base",
+        "task": "sums",
+        "purpose": "target",
+        "before": 0.45,
+        "after": 0.3,
+        "n": 20,
+    }
+    row |= {"seeds": 1, "difference": difference, "verdict": "not significant"}
+    table = Scores(None, None, {}, [{"arm": "first", "retention": None}], [row], "")
+    assert sentences(table)[0].startswith("first: the change on sums is not significant: 0.450 to 0.300")
+
+
+def test_tasks_are_those_of_all_runs(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "a", "plain", 0, {"probe": 0.4})
+    second = write_run(tmp_path / "b", "mild", 0, {"math": 0.9, "facts": 0.9, "probe": 0.4})
+    summary = first / "evals" / "step_000000" / "summary.json"
+    summary.write_text(json.dumps({"tasks": {"probe": json.loads(summary.read_text())["tasks"]["probe"]}}))
+    assert model_of([first, second]).answer[0].startswith("mild gained on math: 0.")
+    assert "Target against retention" in report([first, second], tmp_path / "page.html").read_text()
+
+
 def test_without_a_base_there_is_no_answer(runs: Runs) -> None:
     import shutil
 
@@ -71,6 +98,15 @@ def test_no_significant_gain_is_said(tmp_path: Path) -> None:
     answer = model_of([run, other]).answer
     assert answer[0].startswith("No arm gained significantly on math; the best is")
     assert answer[1] == "No significant forgetting was seen on any retention task."
+
+
+def test_an_interval_that_excludes_0_and_is_not_significant_is_explained() -> None:
+    from statewise.report.answer import _alone
+
+    row = {"difference": {"value": 0.077, "low": 0.005, "high": 0.152}, "p_holm": 0.355}
+    assert "excludes 0; adjusted for all comparisons p = 0.35" in _alone(row)
+    assert _alone({**row, "difference": {**row["difference"], "low": -0.005}}) == ""
+    assert _alone({**row, "p_holm": None}) == ""
 
 
 def test_holm_is_over_all_comparisons_with_one_opponent(runs: Runs) -> None:

@@ -153,9 +153,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_function_of_the_user(folder: Path):
+def test_a_function_of_the_user(folder: Path, monkeypatch: pytest.MonkeyPatch):
     judge = verifier("function", call="mine.py:even").opened(folder)
     assert (judge("ab", example(None)), judge("abc", example(None))) == (1.0, 0.0)
+    monkeypatch.chdir(folder)
+    assert verifier("function", call="mine.py:even").opened(folder / "elsewhere")("ab", example(None)) == 1.0
     for call, message in {"mine.py:odd": "defines no function 'odd'", "other.py:even": "no file"}.items():
         with pytest.raises(RecipeError, match=message):
             verifier("function", call=call).opened(folder)
@@ -172,12 +174,20 @@ def test_a_function_of_another_trainer_is_refused_with_its_signature(folder: Pat
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("broken", "failed on sample 'one': KeyError"), ("infinite", "received inf")]
+    ("name", "message"),
+    [("broken", r"failed on sample 'one': KeyError: .*\(.*mine\.py:\d+\)"), ("infinite", "received inf")],
 )
 def test_a_fault_of_a_function_names_the_sample(name: str, message: str, folder: Path):
     function = verifier("function", call=f"mine.py:{name}")
     with pytest.raises(DataError, match=message):
         scored(function, function.opened(folder), "text", example(None))
+
+
+def test_an_example_reads_like_its_row():
+    row = Example("one", text="q", answer="4", metadata={"level": 3, "solution": "4"})
+    assert (row["level"], row.get("level"), row.get("gone"), row.get("gone", 0)) == (3, 3, None, 0)
+    with pytest.raises(KeyError, match="no column 'answer' in this row, which has: level, solution"):
+        row["answer"]
 
 
 def test_time_limits(folder: Path):

@@ -127,7 +127,7 @@ def test_recipes_without_a_meaning_are_refused():
     with pytest.raises(RecipeError, match=r"'dpo' reads 'preferences'.* Add signal 'preference'"):
         recipe(signal=["reference"])
     with pytest.raises(RecipeError, match="a loss of whole groups; it takes reduce = 'group_mean'"):
-        recipe(objective=["dpo"])
+        recipe(objective=[{"loss": "dpo", "reduce": "token_mean"}])
     with pytest.raises(RecipeError, match="'gold', which nothing in this recipe writes"):
         recipe(objective=["nll"])
     with pytest.raises(RecipeError, match="'group_mean' is for losses that compare the rollouts of a group"):

@@ -33,9 +33,10 @@ from statewise.cli import (
     tiny,
     train,
 )
-from statewise.errors import StatewiseError
+from statewise.errors import StatewiseError, place
 
 BAD_INPUT, OUR_FAULT = 2, 70
+FAULT = "This is a fault of statewise or of a plug-in; --debug shows where it happened."
 MENDS = {
     errno.ENOSPC: "free some space and give the same command again; what was finished is kept",
     errno.EDQUOT: "free some space and give the same command again; what was finished is kept",
@@ -110,9 +111,10 @@ def _explain(error: Exception) -> int:
     if isinstance(error, OSError):
         print(f"statewise: {_of_files(error)}", file=sys.stderr)
         return BAD_INPUT
+    where = place(error)
+    fault = f"It comes from {where}; --debug shows the calls." if where else FAULT
     print(
-        f"statewise: unexpected {type(error).__name__}: {error}\n"
-        "This is a fault of statewise or of a plug-in; --debug shows where it happened.",
+        f"statewise: unexpected {type(error).__name__}: {error}\n{fault}",
         file=sys.stderr,
     )
     return OUR_FAULT

@@ -33,10 +33,11 @@ def command(
     else:
         for name, checks in results.items():
             print(name)
+            said: set[str] = set()
             for check in checks:
-                print(
-                    f"  {'ok  ' if check.passed else 'FAIL'} {check.name}{f': {check.detail}' if check.detail else ''}"
-                )
+                detail = "as above" if check.detail in said else check.detail
+                said.add(check.detail or "-")
+                print(f"  {'ok  ' if check.passed else 'FAIL'} {check.name}{f': {detail}' if detail else ''}")
     failed = sum(not check.passed for checks in results.values() for check in checks)
     if failed:
         raise CheckFailed(f"{file}: {failed} of {sum(map(len, results.values()))} checks failed.")

@@ -10,6 +10,10 @@ import typer
 from statewise.cli.output import print_json, say
 from statewise.errors import Interrupted, RecipeError
 
+NONE_KEPT = (
+    "nothing was kept; report.html shows the texts. What may help: another --hint (echo for a base model),\n"
+    "--delimiter none where answers end in no marker, a larger --max-tokens, or a model that follows instructions."
+)
 HIDDEN = ("data", "shuffle", "writer")  # of the source, and not to be set as KEY=VALUE
 
 
@@ -85,6 +89,8 @@ def _lines(told: dict[str, Any] | None, out: Path, shard: str) -> list[str]:
     yields = ", ".join(f"{kind} {count}" for kind, count in told["yields"].items() if count)
     lines = [f"{told['kept']} of {told['rows']} rows kept ({yields})"]
     phi = {name: told["phi"][name]["mean"] for name in ("original", "kept") if told["phi"][name]}
+    if not told["kept"]:
+        lines.append(NONE_KEPT)
     if len(phi) == 2:
         lines.append(f"mean phi: {phi['original']:.3f} before, {phi['kept']:.3f} after (nats a token)")
     return [*lines, f"{out}/data.jsonl, tokens.parquet, summary.json, report.html"]

@@ -19,15 +19,15 @@ JSON = typer.Option(False, "--json", help="Print as JSON.")
 
 @app.command("show", context_settings=PASS_ON)
 def show(words: list[str] = WORDS, as_json: bool = JSON) -> None:
-    """The method in words, and the resolved recipe as TOML."""
+    """The method in words, as comments, and the resolved recipe as TOML: a file to go on from."""
     from statewise.recipe import Recipe
 
     recipe = Recipe.load(*_named(words))
     if as_json:
         plain = {"name": recipe.name, "hash": recipe.hash, "explain": recipe.explain(), "recipe": recipe.to_plain()}
         return print_json(plain)
-    print("\n".join(recipe.explain()))
-    print(f"\n# {recipe.name} {recipe.hash}\n{recipe.to_toml()}", end="")
+    print("\n".join(f"# {line}" for line in [f"{recipe.name} {recipe.hash}", *recipe.explain()]))
+    print(f"\n{recipe.to_toml()}", end="")
 
 
 @app.command("list")

@@ -23,7 +23,8 @@ class Meter:
         self.done_rows = self.done_tokens = self.new_rows = self.new_tokens = 0
 
     def start(self, rows: int | None, tokens: int | None = None) -> None:
-        """How much there is in all, where that is known."""
+        """A pass begins: how much there is in all, where that is known."""
+        self.done_rows = self.done_tokens = self.new_rows = self.new_tokens = 0
         self.total_rows, self.total_tokens, self.began = rows, tokens, time.monotonic()
         self.show()
 

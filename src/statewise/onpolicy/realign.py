@@ -30,6 +30,7 @@ from statewise.onpolicy.realign_summary import Summary
 from statewise.onpolicy.realigned import join_parts, read_part, write_lines, write_part
 from statewise.settings import ModelSettings, Settings
 from statewise.sources.hinted import HintedSource
+from statewise.sources.plain import untemplated
 
 SCHEMA = 1
 
@@ -80,6 +81,8 @@ class Realignment:
         source, world = self.settings.source, self.maker.world
         prompts = source.prompts(world)
         source.before_training(source, world)
+        if doubt := untemplated(source, world):
+            self.meter.say(f"warning: {doubt}")
         parts = self._parts(len(prompts))
         own = parts[self.shard[0] - 1 :: self.shard[1]]
         self.meter.start(sum(len(rows) for _, rows in own))

@@ -19,7 +19,7 @@ def sentences(table: Scores) -> list[str]:
     if not gains and not kept:
         return ["No run has been evaluated before and after training, so there is nothing to compare yet."]
     arms = {row["arm"]: row for row in table.arms}
-    found = [_largest(table.target, gains, arms)] if gains else []
+    found = [_largest(gains, arms)] if gains else []
     found += _retention(kept, arms)
     found += _versus(table)
     return [*found, *_open(table)]
@@ -30,8 +30,9 @@ def estimate(value: Row, form: str = ".3f") -> str:
     return interval(value["value"], value["low"], value["high"], form, "undefined")
 
 
-def _largest(target: str | None, gains: Sequence[Row], arms: dict[str, Row]) -> str:
+def _largest(gains: Sequence[Row], arms: dict[str, Row]) -> str:
     best = max(gains, key=lambda row: row["difference"]["value"])
+    target = best["task"]
     size = f"{best['n']} examples" + (f", {best['seeds']} seeds" if best["seeds"] > 1 else "")
     change = (
         f"{best['before']:.3f} to {best['after']:.3f}, {estimate(best['difference'], '+.3f')} (95 %, paired; {size})"
@@ -47,7 +48,15 @@ def _largest(target: str | None, gains: Sequence[Row], arms: dict[str, Row]) -> 
         return f"{best['arm']} {most} {target}: {change}.{keeps}"
     if len(gains) == 1:
         return f"{best['arm']}: the change on {target} is {best['verdict']}: {change}.{keeps}"
-    return f"No arm gained significantly on {target}; the best is {best['arm']}: {change}.{keeps}"
+    return f"No arm gained significantly on {target}; the best is {best['arm']}: {change}.{_alone(best)}{keeps}"
+
+
+def _alone(row: Row) -> str:
+    """Why an interval that excludes 0 is not significant: it is of this comparison alone."""
+    low, high, p = row["difference"]["low"], row["difference"]["high"], row["p_holm"]
+    if p is None or not low * high > 0:
+        return ""
+    return f" The interval, of this comparison alone, excludes 0; adjusted for all comparisons p = {p:.2g}."
 
 
 def _retention(kept: Sequence[Row], arms: dict[str, Row]) -> list[str]:

@@ -37,7 +37,7 @@ def pareto(arms: Sequence[Row], target: str, retention: Sequence[str], look: Loo
     lines = []
     for row in arms:
         if row["arm"] == BASE:
-            lines = _cross(1.0, row["scores"][target]["value"])
+            lines = _cross(1.0, row["scores"][target]["value"]) if target in row["scores"] else []
             continue
         points = [(_kept(seed, retention), seed["scores"].get(target)) for seed in row["by_seed"]]
         points = [(x, y) for x, y in points if x is not None and y is not None]

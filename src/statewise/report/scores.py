@@ -50,8 +50,9 @@ def tabulate(views: Sequence[RunView], arms: Sequence[str], question: Question) 
 
 def purposes_of(views: Sequence[RunView], question: Question) -> dict[str, str]:
     """{task: purpose}: as the question says, else the task's own; the target first."""
-    results = next((view.scores for view in views if view.scores), None) or {}
-    own = {name: question.purposes.get(name, result.purpose) for name, result in results.items()}
+    own: dict[str, str] = {}
+    for name, result in (item for view in views if view.scores for item in view.scores.items()):
+        own.setdefault(name, question.purposes.get(name, result.purpose))
     if question.target is not None and question.target in own:
         own[question.target] = "target"
     order = ("target", "retention", "probe")
@@ -119,11 +120,11 @@ def _verdict(row: Row) -> str:
 
 
 def _base_rows(views: Sequence[RunView]) -> list[Row]:
-    base = next((view.base for view in views if view.base), None)
-    if base is None:
-        return []
-    scores = {name: {"value": r.mean, "low": r.low, "high": r.high} for name, r in base.items()}
-    return [{"arm": BASE, "seeds": [], "scores": scores, "by_seed": []}]
+    """The untrained model on each task, as the first run that measured it there has it."""
+    scores: dict[str, Row] = {}
+    for name, r in (item for view in views if view.base for item in view.base.items()):
+        scores.setdefault(name, {"value": r.mean, "low": r.low, "high": r.high})
+    return [{"arm": BASE, "seeds": [], "scores": scores, "by_seed": []}] if scores else []
 
 
 def _arm_row(arm: str, runs: Sequence[RunView], ledger: Ledger | None) -> Row:

@@ -126,9 +126,9 @@ class Regex(Verifier, kind="regex"):
 
 
 class Function(Verifier, kind="function"):
-    """A function of yours: `call = "file.py:name"`, the file relative to the recipe, with `name(text, example) -> number`.
+    """A function of yours, `name(text, example) -> number`: `call = "file.py:name"`, beside the recipe or where you are.
 
-    example: `messages` or `text` of the prompt, the reference `answer`, the row as `metadata`, `id`.
+    example: `example["column"]` of the row; `messages` or `text` of the prompt, the reference `answer`, `id`.
     """
 
     call: str

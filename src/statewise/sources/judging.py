@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from statewise.errors import DataError, RecipeError, StatewiseError
+from statewise.errors import DataError, RecipeError, StatewiseError, told
 from statewise.sources.ranks import divided
 from statewise.verifier import Judge, Verifier
 
@@ -59,8 +59,7 @@ def scored(verifier: Verifier, judge: Judge, text: str, example: Example) -> flo
         raise
     except Exception as error:
         raise DataError(
-            f"verifier '{verifier.kind}' failed on sample '{example.id}': {type(error).__name__}: {error}; the text was "
-            f"{text[:SHOWN]!r}."
+            f"verifier '{verifier.kind}' failed on sample '{example.id}': {told(error)}; the text was {text[:SHOWN]!r}."
         ) from error
     if not math.isfinite(score):
         raise DataError(

@@ -154,7 +154,10 @@ def _fields(source: DataSource, row: Row) -> dict[str, Any]:
     """{our name: value} of what the row has; the answer of a multiple choice is its completion."""
     for ours, theirs in source.columns.items():
         if theirs not in row:
-            raise RowError(f"{theirs}: is missing (source.columns names it for {ours})", f"it has {_names(row)}")
+            raise RowError(
+                f"{theirs}: is missing (source.columns names it for {ours})",
+                f"it has {_names(row)}; source.columns={{}} takes columns by their own names",
+            )
     fields = {name: row.get(source.columns.get(name, name)) for name in FIELDS}
     choices, answer = row.get("choices"), fields["answer"]
     if fields["completion"] is None and isinstance(choices, list) and isinstance(answer, int):

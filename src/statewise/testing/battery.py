@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from statewise.component import CAPABILITIES, Component, Loss, Selector, Weight, parse
+from statewise.errors import told
 from statewise.objective import WHOLE, Reduction, Term, denominators, factors, whole_factors
 from statewise.testing.fixtures import is_dense, rollouts, sample_settings, tiny_learner, with_dense
 from statewise.training.packing import micro_batches
@@ -53,7 +54,7 @@ def _run(name: str, check: Callable[[], None]) -> Check:
     except _Failed as failure:
         return Check(name, False, str(failure))
     except Exception as error:
-        return Check(name, False, f"raised {type(error).__name__}: {error}")
+        return Check(name, False, f"raised {told(error)}")
     return Check(name, True)
 
 
