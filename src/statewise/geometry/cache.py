@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from statewise.files import sync
+from statewise.files import written_aside
 from statewise.geometry.checkpoints import Weights
 from statewise.geometry.spectrum import RELIABLE, Decomposition, eigen, gram_of, orthonormal, other_side
 from statewise.geometry.tensors import Tensor, read_header
@@ -70,17 +70,13 @@ class Cache:
         return Known(read_header(file))
 
     def _write(self, file: Path, weights: Weights, k: int, device: str) -> None:
-        import os
-
         import torch
         from safetensors.torch import save_file
 
         file.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in full(weights, k, device).items()}
-        temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-        save_file(tensors, temporary)
-        sync(temporary)
-        os.replace(temporary, file)
+        with written_aside(file) as aside:
+            save_file(tensors, aside)
 
 
 def full(weights: Weights, k: int, device: str = "cpu") -> dict[str, np.ndarray]:
