@@ -17,7 +17,7 @@ from statewise.run import RunDir
 from statewise.settings import Budget
 from statewise.sources.policy import PolicySource
 from statewise.training import budget
-from statewise.training.alarms import PATIENCE, Alarms
+from statewise.training.alarms import PATIENCE, TOLD, Alarms
 
 SHIPPED = ["grpo", "dr_grpo", "dapo", "rloo", "reinforce", "rejection"]
 # The random model knows no arithmetic, but now and then it writes a digit.
@@ -145,6 +145,8 @@ def test_alarms_count_steps_in_a_row():
     assert {n: len(texts) for n, texts in found.items()} == {PATIENCE: 1, 2 * PATIENCE: 1}
     assert "max_tokens" in found[PATIENCE][0] and "rewards" in found[2 * PATIENCE][0]
     assert alarms.see({"step": 99, "eval/tiny:math": 0.0}) == []
+    again = [text for n in range(9) for row in [varied, *[flat] * PATIENCE] for text in alarms.see({"step": n, **row})]
+    assert len(again) == TOLD - 1 and again[-1].endswith("This is not told again.")
 
 
 def test_the_verifier_is_tested_before_training(model_dir: Path, tmp_path: Path):

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 PATIENCE = 10  # steps in a row; a healthy run has a few such steps at its start
+TOLD = 3  # warnings of one alarm; a policy that has collapsed would give a hundred
 
 ALARMS: dict[str, tuple[float, str]] = {
     "reward_std": (
@@ -28,14 +29,17 @@ class Alarms:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self.told: Counter[str] = Counter()
 
     def see(self, row: dict[str, Any]) -> list[str]:
-        """The warnings that a row of metrics gives rise to: each when its count is full, and again when it was broken."""
+        """The warnings that a row of metrics gives rise to: each when its count is full, and twice again when it was broken."""
         found = []
         for name, (value, text) in ALARMS.items():
             if name not in row:
                 continue
             self.counts[name] = self.counts[name] + 1 if row[name] == value else 0
-            if self.counts[name] == PATIENCE:
-                found.append(f"step {row['step']}: {text.format(patience=PATIENCE)}")
+            if self.counts[name] == PATIENCE and self.told[name] < TOLD:
+                self.told[name] += 1
+                last = " This is not told again." if self.told[name] == TOLD else ""
+                found.append(f"step {row['step']}: {text.format(patience=PATIENCE)}{last}")
         return found

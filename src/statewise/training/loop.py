@@ -50,9 +50,11 @@ class Session:
                 self.warn(warning)
 
     def warn(self, text: str) -> None:
-        """Say it, and keep it in run.json."""
+        """Say it, and keep it in run.json: once, where a resumed run makes steps again."""
         self.display.say(f"warning: {text}")
-        self.run.update(warnings=[*self.run.info.get("warnings", []), text])
+        known = self.run.info.get("warnings", [])
+        if text not in known:
+            self.run.update(warnings=[*known, text])
 
     def progress(self) -> float:
         training = self.training
