@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from statewise.errors import StatewiseError
@@ -283,7 +282,7 @@ def kl_profile(world: World, teacher: Any, prompts: Sequence[Sequence[int]]) -> 
 
 def _memory(recipe: Recipe) -> Finding:
     """The estimate of `statewise train --dry-run` against what is free."""
-    from statewise.training.plan import plan
+    from statewise.training.plan import free_bytes, plan
 
     planned, free = plan(recipe), free_bytes()
     facts = {"bytes": planned.total_bytes, "free_bytes": free}
@@ -291,18 +290,3 @@ def _memory(recipe: Recipe) -> Finding:
     if planned.total_bytes > free:
         return Finding("memory", "failed", f"{detail}: lower batch.micro_tokens, or train a LoRA.", facts)
     return Finding("memory", "ok", detail, facts)
-
-
-def free_bytes() -> int:
-    """On the accelerator where there is one, else in the machine, what caches hold included."""
-    import os
-    import re
-
-    import torch
-
-    if torch.cuda.is_available():
-        return int(torch.cuda.mem_get_info()[0])
-    try:
-        return int(re.findall(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())[0]) * 1024
-    except (OSError, IndexError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

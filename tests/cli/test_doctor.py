@@ -9,9 +9,9 @@ import pytest
 import torch
 from tests.training.conftest import model_dir  # noqa: F401 - a fixture
 
-from statewise import doctor
 from statewise.models.load import load_tokenizer
 from statewise.recipe import Recipe
+from statewise.training import plan
 from statewise.types import World
 
 Cli = Callable[..., Any]
@@ -106,7 +106,7 @@ def test_a_verifier_that_fails_its_test(cli: Cli, small: list[str], tmp_path: Pa
 
 
 def test_what_does_not_fit(cli: Cli, small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "free_bytes", lambda: 2**20)
+    monkeypatch.setattr(plan, "free_bytes", lambda: 2**20)
     done = cli("doctor", "dpo", *small)
     assert done.code == 1 and "lower batch.micro_tokens" in done.out
     assert "1 of 3 checks failed: memory" in done.err
@@ -124,7 +124,7 @@ def test_an_embedding_too_few(cli: Cli, small: list[str], model_dir: Path, tmp_p
 
 
 def test_free_memory_is_that_of_the_machine() -> None:
-    assert 2**26 < doctor.free_bytes() < 2**50
+    assert 2**26 < plan.free_bytes() < 2**50
 
 
 def test_bad_input(cli: Cli) -> None:

@@ -132,8 +132,8 @@ def _with_start(names: Sequence[str]) -> list[str]:
 
 def _announce(comparison: Comparison, target: Path, workers: int | None, quiet: bool) -> int:
     """Say what will be done and what it will take; returns the number of workers."""
-    from statewise.doctor import free_bytes
     from statewise.geometry import plan
+    from statewise.training.plan import free_bytes
 
     settings, matrices = comparison.settings, comparison.matrices
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from statewise.models.onepass import chunk_rows
@@ -152,3 +155,15 @@ def _kept(recipe: Recipe, width: int) -> int:
     if recipe.model.adapter is None:
         return KEPT_FULL
     return KEPT_LORA if width >= 4 else KEPT_LORA_CAST
+
+
+def free_bytes() -> int:
+    """On the accelerator where there is one, else in the machine, what caches hold included."""
+    import torch
+
+    if torch.cuda.is_available():
+        return int(torch.cuda.mem_get_info()[0])
+    try:
+        return int(re.findall(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())[0]) * 1024
+    except (OSError, IndexError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
