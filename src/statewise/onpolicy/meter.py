@@ -17,11 +17,6 @@ class Meter:
         self.done_rows = self.done_tokens = self.new_rows = self.new_tokens = 0
         self.began: float | None = None
 
-    def reset(self) -> None:
-        """Another data set is begun."""
-        self.total_rows = self.total_tokens = self.began = None
-        self.done_rows = self.done_tokens = self.new_rows = self.new_tokens = 0
-
     def start(self, rows: int | None, tokens: int | None = None) -> None:
         """A pass begins: how much there is in all, where that is known."""
         self.done_rows = self.done_tokens = self.new_rows = self.new_tokens = 0

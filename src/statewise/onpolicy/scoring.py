@@ -190,7 +190,6 @@ class _Work:
 
     def _score(self) -> None:
         self.parts.mkdir(exist_ok=True)
-        self.meter.reset()
         self.meter.start(*self._totals())
         for number, chunk in scored(self.settings, self.engine, self._missing(), self.meter.tokens):
             atomic_write(self._part(number), chunk.to_parquet())
