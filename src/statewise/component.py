@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from statewise.errors import RecipeError, nearest
-from statewise.foreign import here
+from statewise.foreign import hint
 from statewise.plugins import load_file, load_module
 from statewise.registry import REGISTRY, kinds, register
 
@@ -240,7 +240,7 @@ def _explain(cls: type[BaseModel], item: Any, where: str) -> str:
     field = f"{where}.{path}" if path else where
     if item["type"] == "extra_forbidden":
         last = str(item["loc"][-1])
-        return f"{field}: unknown key{here(last) or nearest(last, _fields_at(cls, item['loc'][:-1]))}"
+        return f"{field}: unknown key{hint(last, _fields_at(cls, item['loc'][:-1]))}"
     if item["type"] == "missing":
         return f"{field}: is missing and has no default."
     return f"{field}: received {item['input']!r}; {item['msg'].removeprefix('Value error, ')}."

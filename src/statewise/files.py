@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,20 +15,8 @@ from typing import Any
 
 def atomic_write(path: Path, content: bytes | str) -> None:
     """Replace `path` by `content` (text as UTF-8): after a crash it holds the old bytes or the new ones."""
-    data = content.encode() if isinstance(content, str) else content
-    with naming(path):
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                os.fchmod(file.fileno(), 0o666 & ~_umask())
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    sync(path.parent)
+    with written_aside(path) as aside:
+        aside.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
@@ -54,7 +41,7 @@ def _number_told(error: Exception) -> int | None:
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
     """A temporary name to write a file under; it takes the name `path` when the block ends without an error."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    aside = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
     with naming(path):
         try:
             yield aside
@@ -64,12 +51,6 @@ def written_aside(path: Path) -> Iterator[Path]:
             aside.unlink(missing_ok=True)
             raise
     sync(path.parent)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def sync(path: Path) -> None:

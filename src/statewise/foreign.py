@@ -1,5 +1,9 @@
 """What settings of other trainers are called here, for the messages about unknown ones."""
 
+from collections.abc import Iterable
+
+from statewise.errors import nearest
+
 NAMES = {
     "model_name_or_path": "model.path",
     "model_revision": "model.revision",
@@ -61,3 +65,8 @@ def here(name: str) -> str:
     """`; 'learning_rate' is optim.lr here`, or nothing for a name that is not known."""
     key = name.lstrip("-").replace("-", "_")
     return f"; {key} is {NAMES[key]} here." if key in NAMES else ""
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """What is said after an unknown setting: its name here, else the nearest one, or all that are known."""
+    return here(name) or nearest(name, known)

@@ -9,10 +9,11 @@ import tomllib
 from collections.abc import Sequence
 from typing import Any
 
-from statewise.errors import RecipeError, nearest
-from statewise.foreign import here
+from statewise.errors import RecipeError
+from statewise.foreign import hint
 
-MADE = ("count", "seed", "steps", "style")  # settings of embedded data
+# Settings of embedded data alone, and how its names begin.
+MADE = {"count": "tiny:", "seed": "tiny:", "steps": "tiny:math", "style": "tiny:math"}
 
 
 def apply_overrides(plain: dict[str, Any], overrides: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
@@ -27,8 +28,7 @@ def apply_overrides(plain: dict[str, Any], overrides: Sequence[str], known: Sequ
             raise RecipeError(f"override '{override}': expected key=value, such as optim.lr=1e-4.")
         keys = path.strip().split(".")
         if keys[0] not in known:
-            hint = here(keys[0]) or nearest(keys[0], known)
-            raise RecipeError(f"override '{override}': unknown key '{keys[0]}'{hint}")
+            raise RecipeError(f"override '{override}': unknown key '{keys[0]}'{hint(keys[0], known)}")
         _set(plain, keys, parse_value(text), override)
     _without_made(plain.get("source"), [o.removeprefix("--").partition("=")[0].strip() for o in overrides])
     return plain

@@ -11,9 +11,10 @@ from safetensors.torch import save_file
 
 from statewise.errors import CheckpointError, RecipeError, RunError
 from statewise.geometry import Selection, locking
-from statewise.geometry.follow import follow, read_parquet
+from statewise.geometry.follow import follow
 from statewise.geometry.locking import lock_index, shuffled, similarities, unrelated
 from statewise.geometry.panels import trajectory_panels
+from statewise.geometry.table import read_parquet
 from statewise.geometry.trajectory import Choices, locks, means, of_list
 
 M, N, K = 48, 64, 4

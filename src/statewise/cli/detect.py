@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from statewise.cli.output import estimate, print_json, print_table, say
-from statewise.cli.score import MODEL, OUT, default_out, engine_of, meter_of
+from statewise.cli.score import BATCH_TOKENS, MODEL, OUT, default_out, engine_of, meter_of
 from statewise.errors import RecipeError
 
 DATA = (
@@ -26,9 +26,7 @@ def command(
     temperature: float = typer.Option(1.0, help="Logits are divided by it before all statistics."),
     dtype: str = typer.Option("auto", help="Of the model: auto, float32, bfloat16, float16. Statistics are float32."),
     limit: int = typer.Option(10_000, min=2, help="Samples of each set that are compared."),
-    batch_tokens: int = typer.Option(
-        None, min=1, help="Padded tokens a forward pass; default: 1024 on a CPU, else 8192."
-    ),
+    batch_tokens: int = BATCH_TOKENS,
     processes: int = typer.Option(1, min=1, help="Processes that score."),
     device: str = typer.Option(None, help="cpu, cuda, cuda:1 ...; default: cuda where there is one."),
     quiet: bool = typer.Option(False, "--quiet", help="Show no progress."),

@@ -57,7 +57,7 @@ def summary(run: RunDir) -> dict[str, Any]:
     """The facts of a run, as plain values."""
     info = run.info
     trained = [row for row in run.metrics() if not any(key.startswith("eval/") for key in row)]
-    last = trained[-1] if trained else {}
+    last, checkpoints = trained[-1] if trained else {}, run.checkpoints()
     kept = (
         "run",
         "recipe",
@@ -79,8 +79,8 @@ def summary(run: RunDir) -> dict[str, Any]:
         "seconds": _seconds(info),
         "last": last,
         "evals": run.evals(),
-        "checkpoints": list(run.checkpoints()),
-        "last_checkpoint": next((str(path) for path in reversed(run.checkpoints().values())), None),
+        "checkpoints": list(checkpoints),
+        "last_checkpoint": next((str(path) for path in reversed(checkpoints.values())), None),
     }
 
 

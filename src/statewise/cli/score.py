@@ -17,6 +17,7 @@ DATA = (
 )
 MODEL = "tiny, a directory, a hub id, or a run directory (its last checkpoint)."
 OUT = "default: a name under scores/ that data, model and settings make."
+BATCH_TOKENS = typer.Option(None, min=1, help="Padded tokens a forward pass; default: 1024 on a CPU, else 8192.")
 SHOWN = (
     *("samples", "tokens", "mean_phi", "std_phi", "min_phi", "share_above_0", "share_above_minus_1"),
     *("share_above_minus_3", "share_above_minus_5", "perplexity", "mean_logprob", "mean_entropy", "mean_varentropy"),
@@ -31,9 +32,7 @@ def command(
     limit: int = typer.Option(None, min=1, help="The first so many rows only; the same as limit=N."),
     temperature: float = typer.Option(1.0, help="Logits are divided by it before all statistics."),
     dtype: str = typer.Option("auto", help="Of the model: auto, float32, bfloat16, float16. Statistics are float32."),
-    batch_tokens: int = typer.Option(
-        None, min=1, help="Padded tokens a forward pass; default: 1024 on a CPU, else 8192."
-    ),
+    batch_tokens: int = BATCH_TOKENS,
     processes: int = typer.Option(1, min=1, help="Processes that score; the results are the same bytes."),
     on: str = typer.Option("local", help="local, or ray: the processes are Ray workers."),
     threads: int = typer.Option(None, min=1, help="Threads of each process; default: the cores shared out."),

@@ -10,7 +10,7 @@ from typing import Any
 
 from statewise.component import Component, kinds, parse
 from statewise.errors import RecipeError, nearest
-from statewise.foreign import here
+from statewise.foreign import hint
 from statewise.overrides import parse_value
 from statewise.recipe import Recipe
 
@@ -45,8 +45,7 @@ def _check_key(option: str, options: Sequence[str]) -> None:
     fields = list(Recipe.model_fields)
     if option.startswith("--") and option[2:].split(".")[0] in fields:
         return
-    hint = here(option) or nearest(option, [*options, *(f"--{name}" for name in fields)])
-    raise RecipeError(f"unknown option '{option}'{hint}")
+    raise RecipeError(f"unknown option '{option}'{hint(option, [*options, *(f'--{name}' for name in fields)])}")
 
 
 def split_settings(text: str) -> dict[str, Any]:

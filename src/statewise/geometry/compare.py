@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from statewise.geometry.measure import Measured, measure
 from statewise.geometry.nulls import gate_jaccard
 from statewise.geometry.origin import Origin, Settings
 from statewise.geometry.place import Place, at_one_norm, ends
+from statewise.geometry.table import parquet, read_parquet
 from statewise.geometry.workers import each
 from statewise.stats.spectra import subspace_similarity
 
@@ -117,13 +117,13 @@ def run(
     for index in range(len(comparison.matrices)) if parts is not None else ():
         file = _part(parts, comparison, index)
         if file.is_file():
-            done[index] = _read(file)
+            done[index] = read_parquet(file)
     left = [index for index in range(len(comparison.matrices)) if index not in done]
     tell = progress or (lambda count, total, name: None)
     for index, rows in each(measure_matrix, comparison, left, workers):
         done[index] = rows
         if parts is not None:
-            atomic_write(_part(parts, comparison, index), _parquet(rows))
+            atomic_write(_part(parts, comparison, index), parquet(rows))
         tell(len(done), len(comparison.matrices), comparison.matrices[index].name)
     rows = [row for index in sorted(done) for row in done[index]]
     if out is not None:
@@ -201,27 +201,11 @@ def _jaccard(a: Measured, b: Measured, entries: int) -> tuple[float, float]:
     return both / union if union else float("nan"), independent_jaccard(p, q)
 
 
-def _parquet(rows: Sequence[Row]) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    names = dict.fromkeys(name for row in rows for name in row)
-    buffer = BytesIO()
-    pq.write_table(pa.table({name: [row.get(name) for row in rows] for name in names}), buffer)
-    return buffer.getvalue()
-
-
-def _read(file: Path) -> list[Row]:
-    import pyarrow.parquet as pq
-
-    return list(pq.read_table(file).to_pylist())
-
-
 def _write(comparison: Comparison, rows: Sequence[Row], out: Path) -> None:
     """The results; how long they took is kept apart, so that the same comparison gives the same bytes."""
     timings = [name for name in rows[0] if name.startswith("seconds_")]
     rows = [{k: v for k, v in row.items() if k not in timings} for row in rows]
-    atomic_write(out / "matrices.parquet", _parquet(rows))
+    atomic_write(out / "matrices.parquet", parquet(rows))
     plain = [{k: v for k, v in row.items() if not isinstance(v, list)} for row in rows]
     content = {**comparison.facts(), "aggregates": aggregate(rows), "matrices": plain}
     atomic_write(out / "results.json", to_json(content, indent=1) + "\n")

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from hashlib import sha256
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from statewise.errors import RecipeError, RunError
 from statewise.files import atomic_write, to_json
+from statewise.geometry.table import parquet, read_parquet
 from statewise.geometry.trajectory import Choices, Row, Trajectory, locks, means, measure_matrix
 from statewise.geometry.workers import each
 
@@ -89,20 +89,3 @@ def _open(out: Path, key: str) -> Path:
 def _measure(shared: tuple[Sequence[Trajectory], Choices], job: Job) -> list[Row]:
     trajectories, choices = shared
     return measure_matrix(trajectories[job[0]], job[1], choices)
-
-
-def parquet(rows: Sequence[Row]) -> bytes:
-    """A table of the rows."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    names = dict.fromkeys(name for row in rows for name in row)
-    buffer = BytesIO()
-    pq.write_table(pa.table({name: [row.get(name) for row in rows] for name in names}), buffer)
-    return buffer.getvalue()
-
-
-def read_parquet(file: Path) -> list[Row]:
-    import pyarrow.parquet as pq
-
-    return list(pq.read_table(file).to_pylist())

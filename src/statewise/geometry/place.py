@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def at_one_norm(
     """
     start = checkpoints[0]
     courses = [(start, *_kept(start, end, selection)) for end in checkpoints[1:]]
-    norms = [[_distance(start, one, matrices) for one in course] for course in courses]
+    found = iter(_distances(start, [one for course in courses for one in course[1:]], matrices))
+    norms = [[0.0, *islice(found, len(course) - 1)] for course in courses]
     for end, reached in zip(checkpoints[1:], norms, strict=True):
         if not reached[-1] > 0:
             raise CheckpointError(f"{end.label}: does not differ from the start, so that it has no norm to be scaled.")
@@ -59,7 +61,8 @@ def at_one_norm(
     for course, reached in zip(courses, norms, strict=True):
         place = _first(course, reached, least, matrices)
         places.append(place)
-        where = "at its end" if place.share == 1 else f"{place.share:.3g} of the way {_way(place)}"
+        way = f"from {_short(place.before)} to {_short(place.after)}"
+        where = "at its end" if place.share == 1 else f"{place.share:.3g} of the way {way}"
         notes.append(f"{course[-1].label}: D of norm {reached[-1]:.4g}; measured at norm {least:.4g}, {where}")
     return tuple(places), notes
 
@@ -73,11 +76,14 @@ def _kept(start: Checkpoint, end: Checkpoint, selection: Selection) -> list[Chec
     return [*earlier, end]
 
 
-def _distance(one: Checkpoint, other: Checkpoint, matrices: Sequence[Matrix]) -> float:
-    """‖W_other - W_one‖_F over all matrices together."""
-    if one is other:
-        return 0.0
-    return math.sqrt(sum(Delta.of(matrix.of(one), matrix.of(other)).norm ** 2 for matrix in matrices))
+def _distances(one: Checkpoint, others: Sequence[Checkpoint], matrices: Sequence[Matrix]) -> list[float]:
+    """‖W_other - W_one‖_F of each over all matrices together; every tensor is read once."""
+    squares = [0.0] * len(others)
+    for matrix in matrices:
+        weights = matrix.of(one)
+        for index, other in enumerate(others):
+            squares[index] += Delta.of(weights, matrix.of(other)).norm ** 2
+    return [math.sqrt(square) for square in squares]
 
 
 def _first(course: Sequence[Checkpoint], norms: Sequence[float], wanted: float, matrices: Sequence[Matrix]) -> Place:
@@ -86,14 +92,10 @@ def _first(course: Sequence[Checkpoint], norms: Sequence[float], wanted: float, 
     before, after, low, high = course[index - 1], course[index], norms[index - 1], norms[index]
     if high == wanted:
         return Place(before, after, 1.0)
-    part = _distance(before, after, matrices)
+    (part,) = _distances(before, [after], matrices)
     inner = (high**2 - low**2 - part**2) / 2  # <D, P>
     root = math.sqrt(inner**2 + part**2 * (wanted**2 - low**2))
     return Place(before, after, (root - inner) / part**2)
-
-
-def _way(place: Place) -> str:
-    return f"from {_short(place.before)} to {_short(place.after)}"
 
 
 def _short(checkpoint: Checkpoint) -> str:

@@ -16,6 +16,7 @@ from pydantic import Field, field_validator, model_validator
 
 from statewise.component import Source
 from statewise.errors import RecipeError, nearest
+from statewise.overrides import MADE
 from statewise.sources.reading import Placed, Rows, find_data, find_files, is_saved, read_rows, stream_rows
 from statewise.types import derive_seed
 
@@ -65,8 +66,7 @@ class DataSource(Source):
 
     @model_validator(mode="after")
     def _tiny_only(self) -> DataSource:
-        made = {"count": "tiny:", "seed": "tiny:", "steps": "tiny:math", "style": "tiny:math"}
-        for name, data in made.items():
+        for name, data in MADE.items():
             fixed = name == "style" and self.data in ("tiny:math_restyled", "tiny:math_hinted")
             if getattr(self, name) is not None and (fixed or not self.data.startswith(data)):
                 owner = "embedded data such as 'tiny:math'" if data == "tiny:" else "'tiny:math'"

@@ -12,9 +12,8 @@ ALARMS: dict[str, tuple[float, str]] = {
     "reward_std": (
         0.0,
         "all rewards of a step were equal, {patience} steps in a row, so nothing is learnt from them: the task is too hard "
-        "or too easy for this policy, the verifier does not understand how it answers, or "
-        "prompts don't go through the chat template that the model knows "
-        "(source.chat).",
+        "or too easy for this policy, the verifier does not understand how it answers, or prompts don't go through the chat "
+        "template that the model knows (source.chat).",
     ),
     "truncated_share": (
         1.0,

@@ -220,8 +220,7 @@ def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, t
         recipe, accelerator, wrapped, optimizer, world, multiplier, Spent(), num_examples, policy.pad_id, usage, hooks
     )
     session = Session(recipe, run, policy, training, display, trackers)
-    doubt = None if found else untemplated(recipe.source, world)
-    if doubt is not None and session.is_main:
+    if session.is_main and not found and (doubt := untemplated(recipe.source, world)):
         session.warn(doubt)
     _take_up(session, found, resume)
     return session
