@@ -155,7 +155,12 @@ def test_groups_of_equal_rewards_are_replaced(model_dir: Path, tmp_path: Path):
 def test_a_batch_that_can_not_be_filled(model_dir: Path, tmp_path: Path):
     """What is there is trained, and a warning says so; a run without redraws has none of the counts."""
     changes = [f"budget.max_steps={PATIENCE}", "signal.0.max_draws=2", "optim.lr=0"]
-    changes += ['signal.0.verifier.pattern="7"', "signal.0.self_test=false", "source.max_tokens=2"]
+    changes += [
+        'signal.0.verifier.pattern="7"',
+        "signal.0.self_test=false",
+        "source.max_tokens=2",
+        "source.truncated=keep",
+    ]
     run = train(small("dapo", model_dir, *changes), tmp_path / "run", quiet=True)
     rows = rows_of(run)
     assert all(row["num_draws"] == 2 and row["num_groups_missing"] > 0 for row in rows)
