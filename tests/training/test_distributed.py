@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from tests.training.conftest import losses_of
 
+from statewise.errors import RunError
 from statewise.recipe import Recipe
 from statewise.run import RunDir
 
@@ -72,15 +73,24 @@ def _shard_on_cpu(patch: pytest.MonkeyPatch) -> None:
 
 def run_on(world: int, plain: dict[str, Any], run: Path) -> RunDir:
     """The recipe trained by `world` forked processes."""
+    codes = exit_codes(_rank, world, plain, str(run))
+    if any(codes):
+        raise RuntimeError(f"exit codes {codes}: {RunDir.open(run).info['error']}")
+    return RunDir.open(run)
+
+
+def exit_codes(target: Any, world: int, *args: Any) -> list[int | None]:
+    """Of `target(rank, world, port, *args)` in `world` forked processes; None of one that hangs."""
     port, context = _free_port(), multiprocessing.get_context("fork")
-    ranks = [context.Process(target=_rank, args=(r, world, port, plain, str(run))) for r in range(world)]
+    ranks = [context.Process(target=target, args=(r, world, port, *args)) for r in range(world)]
     for process in ranks:
         process.start()
     for process in ranks:
         process.join(180)
-    if any(p.exitcode for p in ranks):
-        raise RuntimeError(f"exit codes {[p.exitcode for p in ranks]}: {RunDir.open(run).info['error']}")
-    return RunDir.open(run)
+    codes = [process.exitcode for process in ranks]
+    for process in ranks:
+        process.kill()
+    return codes
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -105,6 +115,32 @@ def test_two_processes_equal_one(name: str, plain: dict[str, Any], tmp_path: Pat
     changes = VARIANTS[name]
     plain = {**plain, **changes, "model": {**plain["model"], **changes.get("model", {})}}
     same(run_on(1, plain, tmp_path / "one"), run_on(2, plain, tmp_path / "two"))
+
+
+def _refused(rank: int, world: int, port: int, plain: dict[str, Any], run: str, resume: bool) -> None:
+    from statewise import train
+
+    told = Path(f"{run}.rank{rank}")
+    with as_rank(rank, world, port):
+        try:
+            train(Recipe.from_plain(plain, name="small"), run, resume=resume, quiet=True)
+        except RunError as error:
+            told.write_text(str(error))
+
+
+@pytest.mark.parametrize(
+    ("resume", "message"), [(True, "gives other samples than when the run began"), (False, "holds a run")]
+)
+def test_a_refusal_of_rank_0_is_told_by_all(plain: dict[str, Any], tmp_path: Path, resume: bool, message: str):
+    """Nobody waits for a rank that has given up."""
+    data, run = tmp_path / "data.jsonl", tmp_path / "run"
+    data.write_text('{"prompt": "1 + 1", "completion": "2"}\n')
+    plain |= {"source": {"kind": "dataset", "data": str(data)}, "budget": {"max_steps": 1}}
+    run_on(1, plain, run)
+    data.write_text('{"prompt": "1 + 1", "completion": "3"}\n')
+    assert exit_codes(_refused, 2, plain, str(run), resume) == [0, 0]
+    first, second = (Path(f"{run}.rank{rank}").read_text() for rank in (0, 1))
+    assert first == second and message in first
 
 
 def test_two_sharded_processes_equal_one(plain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

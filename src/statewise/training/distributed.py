@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from statewise.errors import CheckpointError
+from statewise.errors import CheckpointError, RunError
 
 
 def open_accelerator() -> Any:
@@ -31,6 +33,22 @@ def gather(value: Any, accelerator: Any) -> list[Any]:
     from accelerate.utils import gather_object
 
     return gather_object([value])
+
+
+@contextmanager
+def agreed(accelerator: Any) -> Iterator[None]:
+    """A RunError or OSError of one rank's block, such as of rank 0, which keeps the run's files, is raised on all.
+
+    Collective: every rank must come here, and there may be no collective inside.
+    """
+    problem: Exception | None = None
+    try:
+        yield
+    except (RunError, OSError) as error:
+        problem = error
+    found = next((other for other in gather(problem, accelerator) if other is not None), None)
+    if found is not None:
+        raise problem or found
 
 
 def joined(items: list[Any], accelerator: Any) -> list[Any]:

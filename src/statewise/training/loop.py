@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from statewise.errors import EndpointError, Interrupted, RunError, StatewiseError
+from statewise.errors import EndpointError, Interrupted, RunError
 from statewise.recipe import Recipe
 from statewise.run import RunDir
 from statewise.training.alarms import Alarms
 from statewise.training.budget import Spent, is_stuck, num_steps, progress
-from statewise.training.distributed import joined, open_accelerator, total
+from statewise.training.distributed import agreed, joined, open_accelerator, total
 from statewise.training.optim import build_optimizer, schedule
 from statewise.training.progress import open_progress
 from statewise.training.step import Training, take_step
@@ -154,16 +154,11 @@ def _stop_requests() -> Iterator[list[int]]:
 
 def _open_run(recipe: Recipe, path: Path, resume: bool, accelerator: Any, stack: ExitStack) -> RunDir:
     """The run directory, created and locked by rank 0 before anybody else opens it."""
-    problem: StatewiseError | None = None
-    if accelerator.is_main_process:
-        try:
+    with agreed(accelerator):
+        if accelerator.is_main_process:
             run = _resumed(recipe, path) if resume else RunDir.create(path, recipe)
             stack.enter_context(run.lock())
             run.update(status="running", error=None, world_size=accelerator.num_processes)
-        except StatewiseError as error:
-            problem = error
-    if total([float(problem is not None)], accelerator)[0]:
-        raise problem or RunError(f"rank 0 could not open the run directory {path}.")
     return run if accelerator.is_main_process else RunDir.open(path)
 
 
@@ -214,7 +209,8 @@ def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, t
     )
     for part in (recipe.source, *recipe.signal):
         part.before_training(recipe.source, world)
-    num_examples = recipe.source.num_examples(world)
+    with agreed(accelerator):
+        num_examples = recipe.source.num_examples(world)
     multiplier = schedule(recipe.optim, num_steps(recipe.budget, recipe.batch, num_examples, redraws=recipe.draws > 1))
     training = Training(
         recipe, accelerator, wrapped, optimizer, world, multiplier, Spent(), num_examples, policy.pad_id, usage, hooks
