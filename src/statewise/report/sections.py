@@ -56,7 +56,8 @@ def _scores(model: ReportModel) -> list[Block]:
     columns += ["gain", "p", *([f"against {model.versus}"] if model.versus else []), "retention", "mean F"]
     rows = [_score_row(model, row, tasks) for row in model.arms]
     scores = Table([*columns, *tasks], rows, "Means over seeds with 95 % intervals. Arms lead to their run cards.")
-    return [*blocks, scores, Paragraph(READING, "note"), Paragraph(model.method, "note"), *_contrasts(model)]
+    notes = [Paragraph(text, "note") for text in (model.evaluated, READING, model.method) if text]
+    return [*blocks, scores, *notes, *_contrasts(model)]
 
 
 def _score_row(model: ReportModel, row: Row, tasks: Sequence[str]) -> list[Value]:
