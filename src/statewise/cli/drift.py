@@ -150,8 +150,8 @@ def _rank(job: _Job, places: list[Path], again: bool, out: Path | None, as_json:
         [
             r.measure,
             interval(r.rho, r.low, r.high, "+.2f"),
-            f"{r.rho_of_arms:+.2f}",
-            f"{r.rho_without_worst:+.2f}",
+            number(r.rho_of_arms, "+.2f"),
+            number(r.rho_without_worst, "+.2f"),
             r.verdict,
         ]
         for r in ranked

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from statewise.estimates import interval
+from statewise.estimates import interval, number
 from statewise.stats.martingale import LEAST_VARIANCE, OwnTest
 
 LEVEL = 0.01  # of a test, below which a sentence says "not": of a hundred own data sets one is told off in error
@@ -30,10 +30,10 @@ def own_words(test: OwnTest, mean: float, low: float, high: float, mean_entropy:
         )
     if test.p >= LEVEL:
         return (
-            f"Nothing speaks against these being the model's own samples {at}: {told}, z = {test.z:+.2f}, p = "
+            f"Nothing speaks against these being the model's own samples {at}: {told}, z = {number(test.z, '+.2f')}, p = "
             f"{test.p:.2g}. A drift of {test.detectable:.3f} nats a token would have been found in four of five cases."
         )
-    proof = f"{told}, z = {test.z:+.1f}, p = {test.p:.2g}"
+    proof = f"{told}, z = {number(test.z, '+.1f')}, p = {test.p:.2g}"
     if test.p_mean >= LEVEL / 2:
         kind = "wider" if test.variance_ratio > 1 else "narrower"
         return (
@@ -86,9 +86,9 @@ def drift_words(drift: Mapping[str, Any]) -> str:
     """What mean phi of B follows from the model that it was sampled from? See `drift.known_drift`."""
     seen, expected = drift["mean_phi"], drift["expected_phi"]
     parts = (
-        f"KL(q || p) = {drift['kl']['mean']:.4f} and H(q) - H(p) = {drift['entropy_gap']['mean']:+.4f} nats a token in B's "
+        f"KL(q || p) = {number(drift['kl']['mean'], '.4f')} and H(q) - H(p) = {number(drift['entropy_gap']['mean'], '+.4f')} nats a token in B's "
         f"states, so samples of {drift['other_model']} have mean phi -(KL + H(q) - H(p)) = "
-        f"{interval(expected['mean'], expected['low'], expected['high'], '+.4f')} under the model; seen: {seen['mean']:+.4f}."
+        f"{interval(expected['mean'], expected['low'], expected['high'], '+.4f')} under the model; seen: {number(seen['mean'], '+.4f')}."
     )
     own = drift["own_of_other"]["p"]
     if math.isnan(own) or own >= LEVEL:
