@@ -85,10 +85,11 @@ def difference_words(difference: Mapping[str, float], rows: Sequence[Mapping[str
 def drift_words(drift: Mapping[str, Any]) -> str:
     """What mean phi of B follows from the model that it was sampled from? See `drift.known_drift`."""
     seen, expected = drift["mean_phi"], drift["expected_phi"]
+    kl, gap = number(drift["kl"]["mean"], ".4f"), number(drift["entropy_gap"]["mean"], "+.4f")
     parts = (
-        f"KL(q || p) = {number(drift['kl']['mean'], '.4f')} and H(q) - H(p) = {number(drift['entropy_gap']['mean'], '+.4f')} nats a token in B's "
-        f"states, so samples of {drift['other_model']} have mean phi -(KL + H(q) - H(p)) = "
-        f"{interval(expected['mean'], expected['low'], expected['high'], '+.4f')} under the model; seen: {number(seen['mean'], '+.4f')}."
+        f"KL(q || p) = {kl} and H(q) - H(p) = {gap} nats a token in B's states, so samples of {drift['other_model']} have mean phi -(KL + H(q) - H(p)) = "
+        f"{interval(expected['mean'], expected['low'], expected['high'], '+.4f')} under the model; seen: "
+        f"{number(seen['mean'], '+.4f')}."
     )
     own = drift["own_of_other"]["p"]
     if math.isnan(own) or own >= LEVEL:
