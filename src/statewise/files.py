@@ -45,12 +45,26 @@ def written_aside(path: Path) -> Iterator[Path]:
     with naming(path):
         try:
             yield aside
+            open_to_others(aside)
             sync(aside)
             os.replace(aside, path)
         except BaseException:
             aside.unlink(missing_ok=True)
             raise
     sync(path.parent)
+
+
+def open_to_others(path: Path) -> None:
+    """Give a file, or all in a directory, the permissions of any new file; safetensors makes its own for the owner alone."""
+    for file in path.rglob("*") if path.is_dir() else (path,):
+        if file.is_file():
+            file.chmod(0o666 & ~_umask())
+
+
+def _umask() -> int:
+    before = os.umask(0o077)  # can only be read by setting it
+    os.umask(before)
+    return before
 
 
 def sync(path: Path) -> None:

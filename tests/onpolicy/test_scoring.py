@@ -283,3 +283,21 @@ def test_a_meter_counts_each_pass_for_itself() -> None:
     meter.start(8)
     meter.rows(8)
     assert meter.line().startswith("8 of 8 rows")
+
+
+@pytest.mark.parametrize("chat", ["auto", False, True])
+def test_plain_text_under_a_chat_template_is_told(
+    chat: str | bool,
+    rows: Rows,
+    tmp_path: Path,
+    model_dir: Path,  # noqa: F811
+) -> None:
+    said: list[str] = []
+
+    class Listening(Meter):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    data = {"data": str(write(tmp_path / "text.jsonl", rows[:2])), "chat": chat}
+    score(data, str(model_dir), out=tmp_path / "scores", meter=Listening())
+    assert any("without the chat template" in line and "set chat = true" in line for line in said) == (chat == "auto")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from statewise import files
 
@@ -61,9 +62,13 @@ def test_permissions_follow_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         files.atomic_write(tmp_path / "f", "x")
+        (tmp_path / "d" / "e").mkdir(parents=True)
+        save_file({"w": np.ones(2)}, tmp_path / "d" / "e" / "w.safetensors")  # for the owner alone
+        files.open_to_others(tmp_path / "d")
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o640
+    written = (tmp_path / "f", tmp_path / "d" / "e" / "w.safetensors")
+    assert [stat.S_IMODE(path.stat().st_mode) for path in written] == [0o640, 0o640]
 
 
 def test_sha256(tmp_path: Path) -> None:

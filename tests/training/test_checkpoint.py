@@ -41,6 +41,7 @@ def test_saved_is_read_back(run: Path) -> None:
     assert path == run / "checkpoints" / "step_000030" and said == []
     assert checkpoint.load_state(path) == {"step": 30, "seconds": 3.0}
     assert torch.equal(load_file(path / "model.safetensors")["w"], torch.full((64,), 30.0))
+    assert len({file.stat().st_mode for file in path.rglob("*") if file.is_file()}) == 1, "readable by the same users"
     listed = json.loads((path / "manifest.json").read_text())["files"]
     assert set(listed) == {"model.safetensors", "nested/config.json", "trainer.json"}
 

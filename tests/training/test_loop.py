@@ -171,6 +171,7 @@ def test_lora_resumes_to_the_same_bytes(model_dir: Path, tmp_path: Path):
     assert weights_of(tmp_path / "cut", LAST, file) == weights_of(tmp_path / "whole", LAST, file)
     config = json.loads(weights_of(tmp_path / "cut", LAST, "adapter_config.json"))
     assert config["base_model_name_or_path"] == str(model_dir)
+    assert not list((tmp_path / "whole").rglob("README.md")), "PEFT's form, in which nothing is filled in"
 
 
 def test_the_directory_is_refused_while_another_process_writes(model_dir: Path, tmp_path: Path):

@@ -12,6 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from statewise.errors import EndpointError, MissingExtra, RecipeError
+from statewise.files import open_to_others
 from statewise.models.endpoint import EndpointSampler
 from statewise.models.http import Refused
 from statewise.models.probe import Probed
@@ -39,6 +40,7 @@ class Folders:
         temporary = target.with_name(f".tmp_{target.name}")
         temporary.mkdir()
         weights.write(temporary)
+        open_to_others(temporary)
         os.replace(temporary, target)
         self._made.append(target)
         _remove(self._made[:-KEPT])

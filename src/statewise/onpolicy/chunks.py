@@ -15,6 +15,7 @@ from statewise.onpolicy.records import Bad, Chunk, Sample
 from statewise.onpolicy.settings import Engine, ScoreSettings
 from statewise.settings import ModelSettings
 from statewise.sources.dataset import DatasetSource
+from statewise.sources.plain import untemplated_row
 from statewise.sources.reading import Placed, RowError
 from statewise.types import Segment
 
@@ -50,6 +51,17 @@ class Encoder:
         if not any(mask):
             raise RowError("has no token to score within max_length", f"{limit} tokens")
         return example.id, tokens, mask
+
+    def doubt(self, placed: Placed) -> str | None:
+        """What to say of a row whose prompt misses the chat template; None of one that can't be read."""
+        place, row = placed
+        try:
+            if isinstance(row, RowError):
+                return None
+            example, _ = self.source.encode(self.tokenizer, row, place)
+        except DataError:
+            return None
+        return untemplated_row(self.source, self.tokenizer, example, "chat")
 
     def try_encode(self, index: int, placed: Placed) -> tuple[str, list[int], list[bool]] | Bad:
         """A row that can't be scored is an error, or is left out, as on_bad_row and too_long say."""

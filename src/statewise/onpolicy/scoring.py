@@ -218,11 +218,13 @@ class _Work:
     def _looked_through(self) -> dict[str, int | None]:
         source, rows, tokens = self.settings.data, 0, 0
         strict = "error" in (source.on_bad_row, source.too_long)
-        encoder = open_encoder(self.settings) if strict else None
+        encoder = open_encoder(self.settings)
         self.meter.say(f"looking through {source.data}")
         for index, placed in enumerate(source.stream(self.base_dir)):
             rows += 1
-            if encoder is not None:
+            if index == 0 and (doubt := encoder.doubt(placed)):
+                self.meter.say(f"warning: {doubt}")
+            if strict:
                 made = encoder.try_encode(index, placed)
                 tokens += 0 if isinstance(made, records.Bad) else len(made[1])
         return {"rows": rows, "tokens": tokens if strict else None}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from statewise.sources.data import DataSource
 
 if TYPE_CHECKING:
-    from statewise.types import World
+    from statewise.types import Example, World
 
 
 def untemplated(source: Any, world: World) -> str | None:
@@ -15,15 +15,22 @@ def untemplated(source: Any, world: World) -> str | None:
 
     None where there is nothing to say: messages, texts without a prompt, ids of the row's own, `chat` set by the user.
     """
-    if world.tokenizer.chat_template is None:
-        return None
     for leaf in source.leaves:
-        if not isinstance(leaf, DataSource) or leaf.chat != "auto":
-            continue
-        first = next(iter(leaf.examples(world)), None)
-        if first is not None and first.text is not None and "input_ids" not in first.metadata:
-            return (
-                f"prompts of {leaf.data} are plain text, so they go in without the chat template that the tokenizer has. "
-                "A chat model expects it, and evaluations use it: set source.chat = true; false says that this is meant."
-            )
+        if isinstance(leaf, DataSource) and leaf.chat == "auto" and world.tokenizer.chat_template is not None:
+            first = next(iter(leaf.examples(world)), None)
+            said = first and untemplated_row(leaf, world.tokenizer, first)
+            if said:
+                return said
     return None
+
+
+def untemplated_row(source: DataSource, tokenizer: Any, example: Example, setting: str = "source.chat") -> str | None:
+    """The same of a source's first row. `setting`: the name by which the user sets `chat`."""
+    if tokenizer.chat_template is None or source.chat != "auto":
+        return None
+    if example.text is None or "input_ids" in example.metadata:
+        return None
+    return (
+        f"prompts of {source.data} are plain text, so they go in without the chat template that the tokenizer has. "
+        f"A chat model expects it, and evaluations use it: set {setting} = true; false says that this is meant."
+    )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from statewise.errors import CheckpointError
-from statewise.files import naming, sha256, sync, to_json
+from statewise.files import naming, open_to_others, sha256, sync, to_json
 from statewise.run import steps_in
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def _seal(directory: Path, step: int, state: dict[str, Any]) -> None:
     (directory / TRAINER).write_text(to_json(state, indent=2) + "\n", encoding="utf-8")
     entries = {str(f.relative_to(directory)): _entry(f) for f in sorted(directory.rglob("*")) if f.is_file()}
     (directory / MANIFEST).write_text(to_json({"step": step, "files": entries}, indent=2) + "\n", encoding="utf-8")
+    open_to_others(directory)
     for path in (*directory.rglob("*"), directory):
         sync(path)
 
@@ -201,6 +202,7 @@ def save_model(path: Path, model: Any, tokenizer: Any, state_dict: dict[str, tor
             config.base_model_name_or_path = _base_name(config.base_model_name_or_path)
         # "auto" would look the base up on the hub; nothing here resizes embeddings, and trained ones are in the state.
         model.save_pretrained(path, state_dict=state_dict, save_embedding_layers=False)
+        (path / "README.md").unlink(missing_ok=True)  # PEFT's form, in which nothing is filled in
     else:
         model.generation_config.use_cache = True  # training without a cache must not make the saved model generate so
         model.save_pretrained(path, state_dict=_without_tied(model, state_dict))
