@@ -126,7 +126,8 @@ def _heat(sample: Mapping[str, Any], decode: Any) -> list[Block]:
     texts, merged = pieces(ids[:SHOWN_TOKENS], values[:SHOWN_TOKENS], decode)
     told = (
         f"{sample['place']}, id {sample['id']}: mean phi {number(sample['mean_phi'], '+.3f')}, lowest "
-        f"{number(sample['min_phi'], '+.2f')}, z {number(sample['z'], '+.1f')}, perplexity {sample['perplexity']:.3g}, {sample['num_tokens']} tokens"
+        f"{number(sample['min_phi'], '+.2f')}, z {number(sample['z'], '+.1f')}, "
+        f"perplexity {sample['perplexity']:.3g}, {sample['num_tokens']} tokens"
     )
     cut = "" if len(ids) <= SHOWN_TOKENS else f" (the first {SHOWN_TOKENS} are shown)"
     shown = prompt if len(prompt) <= SHOWN_PROMPT else "... " + prompt[-SHOWN_PROMPT:]

@@ -87,7 +87,8 @@ def drift_words(drift: Mapping[str, Any]) -> str:
     seen, expected = drift["mean_phi"], drift["expected_phi"]
     kl, gap = number(drift["kl"]["mean"], ".4f"), number(drift["entropy_gap"]["mean"], "+.4f")
     parts = (
-        f"KL(q || p) = {kl} and H(q) - H(p) = {gap} nats a token in B's states, so samples of {drift['other_model']} have mean phi -(KL + H(q) - H(p)) = "
+        f"KL(q || p) = {kl} and H(q) - H(p) = {gap} nats a token in B's states, so "
+        f"samples of {drift['other_model']} have mean phi -(KL + H(q) - H(p)) = "
         f"{interval(expected['mean'], expected['low'], expected['high'], '+.4f')} under the model; seen: "
         f"{number(seen['mean'], '+.4f')}."
     )
