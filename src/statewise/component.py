@@ -129,6 +129,11 @@ class Source(Component, role="source"):
 class Signal(Component, role="signal"):
     """What information arrives at a state."""
 
+    @property
+    def draws(self) -> int:
+        """How often a step may ask the source, until `annotate` has left as many rollouts as the batch holds."""
+        return 1
+
     def annotate(self, rollouts: list[Rollout], world: World) -> list[Rollout]:
         """Once a step, whole groups: returns rollouts with columns, rewards or masks added."""
         return rollouts

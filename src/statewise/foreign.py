@@ -54,6 +54,8 @@ NAMES = {
     "loss_type": "objective.0.loss",
     "scale_rewards": "signal.0.advantage",
     "reward_funcs": "signal.0.verifier",
+    "filter_groups": "signal.0.zero_variance=refill",
+    "max_num_gen_batches": "signal.0.max_draws (with signal.0.zero_variance=refill)",
     "report_to": "--track",
     "output_dir": "--out",
     "output": "--out",

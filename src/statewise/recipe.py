@@ -154,6 +154,11 @@ class Recipe(BaseModel):
         parts = [self.source, *self.signal, *(p for term in self.objective for p in term.parts)]
         return frozenset().union(*(p.columns_read() for p in parts))
 
+    @property
+    def draws(self) -> int:
+        """How often a step may ask the source."""
+        return max((signal.draws for signal in self.signal), default=1)
+
     def models(self) -> list[Any]:
         """`TeacherModel` settings of the other models that source and signals use."""
         return [model for part in (self.source, *self.signal) for model in part.models()]

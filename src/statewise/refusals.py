@@ -144,6 +144,16 @@ def _split_groups(recipe: Recipe) -> None:
         )
 
 
+def _redrawn(recipe: Recipe) -> None:
+    """Draws that are repeated until a batch is full, of a source that is not made for it."""
+    if recipe.draws > 1 and recipe.source.kind != "policy":
+        raise RecipeError(
+            f"signal.reward: zero_variance = 'refill' asks the source for further groups of the policy, and the source is "
+            f"'{recipe.source.kind}'. Expected source = 'policy'; elsewhere take zero_variance = 'drop', which leaves a smaller "
+            "batch, or 'keep'."
+        )
+
+
 def _cut_support(recipe: Recipe) -> None:
     """Policy gradients on samples of another law than the policy's."""
     for leaf in recipe.source.leaves:
@@ -270,6 +280,7 @@ RULES = (
     _past_teacher,
     _lone_rollouts,
     _split_groups,
+    _redrawn,
     _cut_support,
     _second_signal,
     _own_samples,

@@ -38,6 +38,22 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"signal": {**REWARD, "advantage": "none", "zero_variance": "drop"}},
         "zero_variance = 'drop'",
     ),
+    "refilling without a baseline": (
+        {"signal": {**REWARD, "advantage": "none", "zero_variance": "refill"}},
+        "zero_variance = 'refill'",
+    ),
+    "draws without refilling": (
+        {"signal": {**REWARD, "zero_variance": "drop", "max_draws": 5}},
+        r"max_draws: belongs to zero_variance = 'refill', and zero_variance is 'drop'",
+    ),
+    "one draw": (
+        {"signal": {**REWARD, "zero_variance": "refill", "max_draws": 1}},
+        "max_draws: .*greater than or equal to 2",
+    ),
+    "refilling from a buffer": (
+        {"source": {"kind": "replay", "source": POLICY}, "signal": {**REWARD, "zero_variance": "refill"}},
+        "source is 'replay'.*Expected source = 'policy'",
+    ),
     "two rewards": ({"signal": [REWARD, REWARD]}, r"signal\[1\]: is a second 'reward'"),
     "greedy groups": ({"source": {**POLICY, "temperature": 0}}, "temperature.*greater than 0"),
 }

@@ -55,13 +55,13 @@ def ids(rollouts: list[Rollout]) -> list[list[int]]:
 
 def test_groups_carry_what_a_loss_needs(world: World):
     reported: dict[str, float] = {}
-    rollouts = source(temperature=0.7).sample(4, 6, replace(world, report=reported.update))
+    rollouts = source(temperature=0.7).sample(4, 6, replace(world, step=3, report=reported.update))
     assert [r.group for r in rollouts] == [0, 0, 0, 1, 1, 1]
     assert len({r.example.id for r in rollouts[:3]}) == 1 and rollouts[0].example.id != rollouts[3].example.id
     for rollout in rollouts:
         prompt, own = rollout.segments
         assert (prompt.author, prompt.train, own.author, own.train) == ("prompt", False, "policy", True)
-        assert own.policy_version == 4 and own.logprobs is not None and len(own.logprobs) == len(own.tokens)
+        assert own.policy_version == 3 and own.logprobs is not None and len(own.logprobs) == len(own.tokens)
         assert own.tokens[-1] == world.tokenizer.eos_token_id or len(own.tokens) == 12
         assert rollout.example.answer.isdigit() and rollout.example.messages[0]["role"] == "user"
     lengths = [len(r.segments[1].tokens) for r in rollouts]

@@ -23,6 +23,7 @@ SHIPPED = ["grpo", "dr_grpo", "dapo", "rloo", "reinforce", "rejection"]
 # The random model knows no arithmetic, but now and then it writes a digit.
 DIGIT = {"kind": "regex", "pattern": "[0-4]"}
 ANYTHING = {"kind": "regex", "pattern": "(?s)."}
+DROP = "signal.0.zero_variance=drop"
 
 
 def small(name: str, model_dir: Path, *changes: str, **settings: Any) -> Recipe:
@@ -107,14 +108,14 @@ def test_killed_and_resumed_ends_with_the_same_bytes(name: str, model_dir: Path,
     assert losses_of(RunDir.open(cut)) == losses_of(RunDir.open(whole))
 
 
-@pytest.mark.parametrize("name", ["grpo", "rejection"])
-def test_two_processes_equal_one(name: str, model_dir: Path, tmp_path: Path):
+@pytest.mark.parametrize(("name", "measure"), [("grpo", "reward"), ("dapo", "num_draws"), ("rejection", "num_kept")])
+def test_two_processes_equal_one(name: str, measure: str, model_dir: Path, tmp_path: Path):
     # Not Adam: where a gradient cancels, it would make steps of the rounding noise.
     plain = small(name, model_dir, optim={"optimizer": "sgd", "lr": 0.5}).to_plain()
     one, two = run_on(1, plain, tmp_path / "one"), run_on(2, plain, tmp_path / "two")
     same(one, two)
-    for measure in ("completion_tokens", "truncated_share", *(["reward"] if name == "grpo" else ["num_kept"])):
-        assert [r[measure] for r in rows_of(two)] == [r[measure] for r in rows_of(one)]
+    for column in ("completion_tokens", "truncated_share", measure):
+        assert [r[column] for r in rows_of(two)] == [r[column] for r in rows_of(one)]
 
 
 def test_sharded_parameters_are_refused(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -127,7 +128,8 @@ def test_sharded_parameters_are_refused(model_dir: Path, tmp_path: Path, monkeyp
 
 def test_steps_with_nothing_to_train_leave_the_weights(model_dir: Path, tmp_path: Path):
     """Every group dropped: no update, no failure, a warning after a while."""
-    recipe = small("dapo", model_dir, f"budget.max_steps={PATIENCE}", "signal.0.verifier.pattern=no such text")
+    changes = [f"budget.max_steps={PATIENCE}", "signal.0.verifier.pattern=no such text", DROP]
+    recipe = small("dapo", model_dir, *changes)
     run = train(recipe, tmp_path / "run", quiet=True)
     assert run.status == "completed" and run.info["spent"]["tokens"] == 0
     assert all(row["num_empty_updates"] == 1 and row["zero_variance_share"] == 1 for row in rows_of(run))
@@ -135,6 +137,46 @@ def test_steps_with_nothing_to_train_leave_the_weights(model_dir: Path, tmp_path
     assert warning.startswith(f"step {PATIENCE}: all rewards of a step were equal")
     start = train(small("dapo", model_dir, "budget.max_steps=0"), tmp_path / "start", quiet=True)
     assert weights_of(run.path, PATIENCE) == weights_of(start.path, 0)
+
+
+def test_groups_of_equal_rewards_are_replaced(model_dir: Path, tmp_path: Path):
+    """DAPO's dynamic sampling: every step trains as many groups as were asked for, of as many draws as that takes."""
+    rows = rows_of(train(small("dapo", model_dir), tmp_path / "run", quiet=True))
+    for row in rows:
+        kept = row["num_groups"] - row["num_groups_dropped"]
+        assert row["num_groups"] == 4 * row["num_draws"] and row["num_groups_missing"] == 0
+        assert kept - row["num_groups_spare"] == 4 and kept - row["num_groups_spare"] > 4 - 4 * row["num_draws"]
+        assert row["zero_variance_share"] == pytest.approx(row["num_groups_dropped"] / row["num_groups"])
+    assert max(row["num_draws"] for row in rows) > 1 == min(row["num_draws"] for row in rows)
+    sampled = sum(row["completion_tokens"] * 4 * row["num_groups"] for row in rows)
+    assert rows[-1]["total_generated_tokens"] == pytest.approx(sampled), "what is left out was sampled all the same"
+
+
+def test_a_batch_that_can_not_be_filled(model_dir: Path, tmp_path: Path):
+    """What is there is trained, and a warning says so; a run without redraws has none of the counts."""
+    changes = [f"budget.max_steps={PATIENCE}", "signal.0.max_draws=2", "optim.lr=0"]
+    changes += [
+        'signal.0.verifier.pattern="7"',
+        "signal.0.self_test=false",
+        "source.max_tokens=2",
+        "source.truncated=keep",
+    ]
+    run = train(small("dapo", model_dir, *changes), tmp_path / "run", quiet=True)
+    rows = rows_of(run)
+    assert all(row["num_draws"] == 2 and row["num_groups_missing"] > 0 for row in rows)
+    assert any(0 < row["num_groups_missing"] < 4 and row["tokens"] > 0 for row in rows)
+    assert any("was not full after max_draws draws" in warning for warning in run.info["warnings"])
+    dropped = rows_of(train(small("dapo", model_dir, DROP, "budget.max_steps=1"), tmp_path / "drop", quiet=True))
+    assert not {name for name in dropped[0] if name.startswith("num_groups") or name == "num_draws"}
+
+
+def test_epochs_end_when_the_prompts_were_drawn(model_dir: Path, tmp_path: Path):
+    """12 prompts, four a draw; each prompt is drawn once an epoch, whichever step it falls to."""
+    budget = {"max_epochs": 2}
+    run = train(small("dapo", model_dir, budget=budget), tmp_path / "run", quiet=True)
+    spent = run.info["spent"]
+    assert spent["step"] + spent["redraws"] >= 6 > spent["step"] == len(rows_of(run))
+    assert sum(row["num_draws"] for row in rows_of(run)) == spent["step"] + spent["redraws"]
 
 
 def test_alarms_count_steps_in_a_row():
@@ -172,7 +214,7 @@ def test_a_reward_function_is_part_of_the_hash(model_dir: Path, tmp_path: Path):
 def test_a_budget_of_tokens_that_nothing_spends_ends(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A policy that earns nothing any more would sample for ever; a killed run ends at the same step."""
     monkeypatch.setattr(budget, "IDLE_STEPS", 5)
-    changes = ["signal.0.verifier.pattern=no such text", "budget={max_tokens=100}", "checkpoint.every=3"]
+    changes = ["signal.0.verifier.pattern=no such text", DROP, "budget={max_tokens=100}", "checkpoint.every=3"]
     recipe = small("dapo", model_dir, *changes)
     run = train(recipe, tmp_path / "run", quiet=True)
     assert run.status == "completed" and run.info["spent"]["step"] == run.info["spent"]["idle"] == 5

@@ -6,7 +6,7 @@ from dataclasses import replace
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import field_serializer, field_validator, model_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 
 from statewise.component import Signal, Source
 from statewise.errors import RecipeError
@@ -22,15 +22,20 @@ class Reward(Signal, kind="reward"):
     """Writes `rewards` and `advantages`, the same at all tokens of a rollout.
 
     advantage: "mean", "mean_std" and "leave_one_out" compare a rollout with its group; "none" is the reward itself.
-    zero_variance: groups whose rewards are all equal are kept, with advantages of 0 that count in denominators, or
-    dropped before training. self_test: the verifier must accept reference answers and reject what answers everything.
+    zero_variance: what becomes of groups whose rewards are all equal.
+      "keep"    trained, with advantages of 0 that count in denominators
+      "drop"    left out, so that the batch is smaller
+      "refill"  left out, and the source is asked again until the batch is full, at most `max_draws` times a step:
+                dynamic sampling, arXiv 2503.14476
+    self_test: the verifier must accept reference answers and reject what answers everything.
     """
 
     writes: ClassVar[tuple[str, ...]] = ("rewards", "advantages")
 
     verifier: Verifier
     advantage: Baseline = "mean_std"
-    zero_variance: Literal["keep", "drop"] = "keep"
+    zero_variance: Literal["keep", "drop", "refill"] = "keep"
+    max_draws: int = Field(10, ge=2)
     self_test: bool = True
 
     @field_validator("verifier", mode="before")
@@ -44,16 +49,28 @@ class Reward(Signal, kind="reward"):
 
     @model_validator(mode="after")
     def _drops_what_is_empty(self) -> Reward:
-        if self.zero_variance == "drop" and self.advantage == "none":
+        if self.zero_variance != "keep" and self.advantage == "none":
             raise RecipeError(
-                "signal.reward: zero_variance = 'drop' leaves out groups that say nothing, and with advantage = 'none' "
-                "a group of equal rewards says something; take a group baseline, or zero_variance = 'keep'."
+                f"signal.reward: zero_variance = '{self.zero_variance}' leaves out groups that say nothing, and with advantage "
+                "= 'none' a group of equal rewards says something; take a group baseline, or zero_variance = 'keep'."
+            )
+        if self.zero_variance != "refill" and "max_draws" in self.model_fields_set:
+            raise RecipeError(
+                f"signal.reward.max_draws: belongs to zero_variance = 'refill', and zero_variance is '{self.zero_variance}', "
+                "which draws once a step."
             )
         return self
 
+    @property
+    def draws(self) -> int:
+        return self.max_draws if self.zero_variance == "refill" else 1
+
     def describe(self) -> str:
-        flat = "groups of equal rewards kept" if self.zero_variance == "keep" else "groups of equal rewards dropped"
-        return f"reward by {self.verifier.describe()}, advantage {self.advantage} in groups, {flat}"
+        flat = {"keep": "kept", "drop": "dropped", "refill": f"replaced, at most {self.max_draws} draws a step"}
+        return (
+            f"reward by {self.verifier.describe()}, advantage {self.advantage} in groups, groups of equal rewards "
+            f"{flat[self.zero_variance]}"
+        )
 
     def files(self) -> tuple[str, ...]:
         return self.verifier.files()
@@ -80,7 +97,7 @@ class Reward(Signal, kind="reward"):
                 "num_verifier_timeouts": verdicts.num_timeouts,
             }
         )
-        dropped = {i for members in flat for i in members} if self.zero_variance == "drop" else set()
+        dropped = {i for members in flat for i in members} if self.zero_variance != "keep" else set()
         values = advantages(rewards, groups, self.advantage)
         return [
             replace(rollout.with_columns(advantages=[values[i]] * rollout.num_tokens), reward=rewards[i])

@@ -72,7 +72,7 @@ class PolicySource(PromptSource, kind="policy"):
         groups = divided(prompts, draw, world)
         world.report(_measures([d for group in groups for d in group]))
         return [
-            self._rollout(prompt, drawn.completion, index, step)
+            self._rollout(prompt, drawn.completion, index, world.step)
             for index, (prompt, group) in enumerate(zip(prompts, groups, strict=True))
             for drawn in group
         ]
@@ -104,9 +104,9 @@ class PolicySource(PromptSource, kind="policy"):
             seed=derive_seed(world.seed, "policy", step),
         )
 
-    def _rollout(self, prompt: Prompt, completion: Completion, group: int, step: int) -> Rollout:
+    def _rollout(self, prompt: Prompt, completion: Completion, group: int, version: int) -> Rollout:
         trained = self.truncated == "keep" or completion.stop_reason == "stop"
-        own = Segment(completion.tokens, "policy", trained, completion.logprobs, policy_version=step)
+        own = Segment(completion.tokens, "policy", trained, completion.logprobs, policy_version=version)
         segments = (Segment(prompt.tokens, "prompt"), own)
         return Rollout(segments, prompt.example, group=group, stop_reason=completion.stop_reason)
 

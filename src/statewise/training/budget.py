@@ -15,6 +15,7 @@ class Spent:
     """What a run has used so far; it is the trainer state of a checkpoint.
 
     idle: steps in a row, up to the last, that trained no token. The three before it: see `Usage`.
+    redraws: how often steps asked their source again.
     """
 
     step: int = 0
@@ -25,16 +26,18 @@ class Spent:
     teacher_tokens: int = 0
     flops: float = 0.0
     idle: int = 0
+    redraws: int = 0
 
 
-def num_steps(budget: Budget, batch: BatchSettings, num_examples: int | None) -> int | None:
-    """Steps that the budget holds, None where tokens, operations or seconds limit it."""
+def num_steps(budget: Budget, batch: BatchSettings, num_examples: int | None, *, redraws: bool = False) -> int | None:
+    """Steps that the budget holds, None where tokens, operations or seconds limit it, or epochs whose draws vary."""
     limits = []
     if budget.max_steps is not None:
         limits.append(budget.max_steps)
     if budget.max_epochs is not None and num_examples is not None:
         limits.append(math.ceil(budget.max_epochs * num_examples / batch.rollouts))
     open_ended = (budget.max_tokens, budget.max_flops, budget.max_seconds) != (None, None, None)
+    open_ended |= redraws and budget.max_epochs is not None
     return min(limits) if limits and not open_ended else None
 
 
@@ -45,7 +48,7 @@ def progress(spent: Spent, budget: Budget, batch: BatchSettings, num_examples: i
         shares.append(spent.step / budget.max_steps if budget.max_steps else 1.0)
     if budget.max_epochs is not None and num_examples:
         steps = math.ceil(budget.max_epochs * num_examples / batch.rollouts)
-        shares.append(spent.step / steps)
+        shares.append((spent.step + spent.redraws) / steps)
     if budget.max_tokens is not None:
         shares.append(spent.tokens / budget.max_tokens)
     if budget.max_flops is not None:

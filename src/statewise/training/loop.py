@@ -215,7 +215,7 @@ def _open_session(recipe: Recipe, run: RunDir, accelerator: Any, display: Any, t
     for part in (recipe.source, *recipe.signal):
         part.before_training(recipe.source, world)
     num_examples = recipe.source.num_examples(world)
-    multiplier = schedule(recipe.optim, num_steps(recipe.budget, recipe.batch, num_examples))
+    multiplier = schedule(recipe.optim, num_steps(recipe.budget, recipe.batch, num_examples, redraws=recipe.draws > 1))
     training = Training(
         recipe, accelerator, wrapped, optimizer, world, multiplier, Spent(), num_examples, policy.pad_id, usage, hooks
     )

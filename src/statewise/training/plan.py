@@ -87,7 +87,7 @@ def plan(recipe: Recipe) -> Plan:
     tokenizer = load_tokenizer(recipe.model)
     world = World(tokenizer=tokenizer, seed=recipe.seed, base_dir=recipe.base_dir)
     examples = recipe.source.num_examples(world)
-    steps = num_steps(recipe.budget, recipe.batch, examples)
+    steps = num_steps(recipe.budget, recipe.batch, examples, redraws=recipe.draws > 1)
     whole, trained, longest, preview = _tokens(recipe, world, min(steps or SAMPLED_STEPS, SAMPLED_STEPS))
     if steps is None and recipe.budget.max_tokens is not None:
         total: float | None = float(recipe.budget.max_tokens)

@@ -16,6 +16,7 @@ from statewise.objective import denominators
 from statewise.recipe import Recipe
 from statewise.training.budget import Spent
 from statewise.training.distributed import gather, total
+from statewise.training.drawing import drawn
 from statewise.training.hooks import Hook
 from statewise.training.metrics import BEHAVIOR_METRICS, StepMetrics
 from statewise.training.packing import micro_batches
@@ -43,14 +44,11 @@ class Training:
 def take_step(training: Training) -> dict[str, float]:
     """Run the next step and return its metrics. Raises NonFiniteLoss before the update where the loss is not finite."""
     recipe, spent, started = training.recipe, training.spent, time.perf_counter()
-    reported: dict[str, float] = {}
-    world = replace(training.world, step=spent.step, progress=_progress(training), report=reported.update)
+    world = replace(training.world, step=spent.step, progress=_progress(training))
     torch.manual_seed(derive_seed(recipe.seed, "step", spent.step, world.rank))
     if world.sampler is not None:
         world.sampler.load(world.policy, spent.step)
-    rollouts = recipe.source.sample(spent.step, recipe.batch.rollouts, world)
-    for signal in recipe.signal:
-        rollouts = signal.annotate(rollouts, world)
+    rollouts, draws, reported = drawn(recipe, spent.step + spent.redraws, world)
     if not rollouts and not recipe.source.needs_policy:
         raise DataError(f"source '{recipe.source.kind}' gave no rollouts at step {spent.step}.")
     updates = [
@@ -60,6 +58,7 @@ def take_step(training: Training) -> dict[str, float]:
     ]
     row = {**reported, **_of_the_step(updates)}
     spent.step += 1
+    spent.redraws += draws - 1
     spent.idle = spent.idle + 1 if not any(updates) else 0
     for hook in training.hooks:
         row |= hook.after_step(spent.step)
