@@ -21,6 +21,7 @@ from statewise.estimates import number
 from statewise.files import atomic_write, to_json
 
 SAFE_LINK = re.compile(r"(?:https?://|#|[\w./-]+$)")  # anchors, relative paths and the web: no javascript:, no data:
+DENSE_COLUMNS = 9
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -65,6 +66,11 @@ class Table:
     caption: str = ""
 
     block = "table"
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it needs smaller letters to fit a page."""
+        return len(self.columns) >= DENSE_COLUMNS
 
     def cells(self) -> list[list[Cell]]:
         return [[_cell(value) for value in row] for row in self.rows]

@@ -84,7 +84,7 @@ def _score(value: Row | None) -> Value:
 def _estimate(value: Row | None, form: str = ".3f") -> Value:
     if value is None or value["value"] is None:
         return None
-    return Cell(estimate(value, form), sort=value["value"])
+    return Cell(estimate(value, form).replace(", ", ",\u00a0"), sort=value["value"])  # an interval stays on its line
 
 
 def _p(row: Row | None) -> Value:
