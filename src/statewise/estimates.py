@@ -1,8 +1,14 @@
-"""How an estimate is printed, everywhere."""
+"""How numbers and estimates are printed, everywhere."""
 
 from __future__ import annotations
 
 import math
+
+
+def number(value: float, form: str = ".4g") -> str:
+    """The value in `form`; what is rounded to 0 has no sign."""
+    text = f"{value:{form}}"
+    return text.lstrip("+-") if float(text) == 0 else text
 
 
 def interval(
@@ -12,5 +18,5 @@ def interval(
     if value is None or math.isnan(value):
         return missing
     if low is None or high is None or math.isnan(low) or math.isnan(high):
-        return f"{value:{form}}"
-    return f"{value:{form}} [{low:{form}}, {high:{form}}]"
+        return number(value, form)
+    return f"{number(value, form)} [{number(low, form)}, {number(high, form)}]"

@@ -12,6 +12,8 @@ import pytest
 from tests.report.conftest import ARMS, Runs, write_run
 
 from statewise.report import report
+from statewise.report.page import Section, Table, write_page
+from statewise.report.sections import _estimate
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
 USABLE_SECONDS = 2.0
@@ -108,6 +110,23 @@ def test_nothing_is_wider_than_the_screen(page: Any, width: int, scheme: str) ->
     for section in page.locator("section").all():
         section.scroll_into_view_if_needed()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_table_of_eleven_columns_fits_without_scrolling(browser: Any, tmp_path: Path) -> None:
+    tasks = ["math", "facts", "beliefs", "sampled math"]
+    value = {"value": 0.373, "low": 0.314, "high": 0.432}
+    score, change = _estimate(value), _estimate(value, "+.3f")
+    columns = ["arm", "seeds", *tasks, "gain", "p", "against stress_sft", "retention", "mean F"]
+    rows = [["stress_sft", 5, *[score] * 4, change, 0.014, change, score, change]]
+    path = write_page(tmp_path / "wide.html", "Wide", "", [Section("Scores", [Table(columns, rows)])])
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(path.as_uri())
+    box = page.locator(".scroll")
+    assert box.evaluate("box => box.scrollWidth - box.clientWidth") == 0
+    page.set_viewport_size({"width": 390, "height": 900})  # here it scrolls in its box, beside the arm
+    box.evaluate("box => { box.scrollLeft = 300; }")
+    assert page.locator("td").first.bounding_box()["x"] == box.bounding_box()["x"]
+    page.close()
 
 
 def test_figures_are_drawn_and_saved_as_png(page: Any, tmp_path: Path) -> None:

@@ -5,15 +5,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
-from tests.report.conftest import ARMS, HOSTILE, Runs, edit, write_run
+from tests.report.conftest import ARMS, HOSTILE, Runs, edit, write_evaluation, write_run
 
 from statewise.errors import DataError, RunError
+from statewise.evals.from_runs import arm_ledger, read_base
 from statewise.report import report
 from statewise.report.answer import sentences
 from statewise.report.model import Question, ReportModel, build
+from statewise.report.names import shortest_names
 from statewise.report.reading import Planned, grouped, read_run
 from statewise.report.scores import Scores
 
@@ -121,7 +124,7 @@ def test_holm_is_over_all_comparisons_with_one_opponent(runs: Runs) -> None:
 def test_seeds_share_an_arm_and_other_recipes_do_not(runs: Runs) -> None:
     assert [view.name for view in grouped(runs)] == ["mild, seed 0", "mild, seed 1", "stress, seed 0", "stress, seed 1"]
     (runs[1] / "recipe.toml").write_text("seed = 1\nlr = 5")
-    assert [view.arm for view in grouped(runs)] == ["mild", "mild (mild1)", "stress", "stress"]
+    assert [view.arm for view in grouped(runs)] == ["mild0", "mild1", "stress", "stress"]
 
 
 def test_a_base_is_taken_from_a_run_of_the_same_model(runs: Runs) -> None:
@@ -159,7 +162,7 @@ def test_paths_of_teachers_are_told_as_runs(runs: Runs) -> None:
     assert str(runs[2].parent) not in json.dumps(model.to_plain())
     assert {
         "setting": "teacher",
-        "values": {"mild": "stress", "mild (mild1)": None, "stress": None},
+        "values": {"mild0": "stress", "mild1": None, "stress": None},
     } in model.differences
 
 
@@ -215,3 +218,36 @@ def test_thirty_runs_take_under_five_seconds_and_no_torch(tmp_path: Path) -> Non
     before = os.times().children_user
     subprocess.run([sys.executable, "-c", code], check=True)
     assert os.times().children_user - before < 5
+
+
+def test_names_are_the_shortest_that_tell_apart() -> None:
+    first, second = Path("a/x/sft"), Path("b/x/sft")
+    assert shortest_names([("sft", first), ("idft", second)]) == ["sft", "idft"]
+    assert shortest_names([("sft", Path("a/one")), ("sft", Path("a/two")), ("idft", first)]) == ["one", "two", "idft"]
+    assert shortest_names([("sft", first), ("sft", second)]) == ["a/x/sft", "b/x/sft"]
+    assert shortest_names([("sft", Path("a/idft")), ("sft", Path("a/two")), ("idft", first)])[0] == "a/idft"
+    assert shortest_names([("sft", Path("a/full")), (None, Path("evals/full"))]) == ["sft", "full"]
+
+
+def test_directories_of_eval_are_read_as_the_ledger_reads_them(runs: Runs, tmp_path: Path) -> None:
+    later = tmp_path / "later"
+    write_evaluation(later, {"math": 0.95, "facts": 0.9}, 40, Random(5))
+    model = build(grouped([runs[2], later], base=runs[0]), Question("t", versus="stress"))
+    post = arm_ledger("later", [later], base=runs[0]).changes[0].post
+    assert [row["after"] for row in model.contrasts if row["arm"] == "later" and row["task"] == "math"] == [post, post]
+    assert [row["arm"] for row in model.budgets] == ["stress"] and model.differences == []
+    assert model.evaluated == f"Scores are of the evaluation later: {later}."
+    assert str(later) in report([runs[2], later], tmp_path / "page.html").read_text()
+    base = tmp_path / "base"
+    write_evaluation(base, {"math": 0.1, "facts": 0.9}, 40, Random(5))
+    assert {view.base["math"].mean for view in grouped([runs[2], later], base)} == {read_base(base)["math"].mean}
+    with pytest.raises(RunError, match="no evaluation of step 0"):
+        (runs[0] / "evals" / "step_000000" / "summary.json").unlink()
+        grouped(runs, base=runs[0])
+
+
+def test_the_last_of_several_evaluations_is_named(runs: Runs) -> None:
+    write_evaluation(runs[0] / "evals" / "step_000003", ARMS["stress"], 40, Random(1))
+    (runs[0] / "evals" / "step_000009").mkdir()  # was not done to the end
+    assert model_of(runs[:1]).evaluated == "Scores are of the evaluation mild: step 5 (not 3)."
+    assert model_of(runs[2:]).evaluated == ""

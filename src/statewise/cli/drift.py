@@ -9,7 +9,7 @@ import typer
 
 from statewise.cli.output import print_json, print_table, say
 from statewise.errors import RecipeError
-from statewise.estimates import interval
+from statewise.estimates import interval, number
 
 if TYPE_CHECKING:
     from statewise.drift.measure import Drift, DriftSettings
@@ -134,9 +134,9 @@ def _rank(job: _Job, places: list[Path], again: bool, out: Path | None, as_json:
             f"--study: found runs of {len({r.arm for r in found})} methods; a ranking needs at least three."
         )
     measurer = job.runs()
-    for number, run in enumerate(found, 1):
+    for place, run in enumerate(found, 1):
         if again or read(run.run) is None:
-            say(f"{number} of {len(found)}: {run.run}")
+            say(f"{place} of {len(found)}: {run.run}")
             measurer.measure(run.run, base=run.model)
     points = ranking.points(found)
     ranked = ranking.rank(points)
@@ -150,8 +150,8 @@ def _rank(job: _Job, places: list[Path], again: bool, out: Path | None, as_json:
         [
             r.measure,
             interval(r.rho, r.low, r.high, "+.2f"),
-            f"{r.rho_of_arms:+.2f}",
-            f"{r.rho_without_worst:+.2f}",
+            number(r.rho_of_arms, "+.2f"),
+            number(r.rho_without_worst, "+.2f"),
             r.verdict,
         ]
         for r in ranked

@@ -10,7 +10,7 @@ import typer
 
 from statewise.cli.output import print_json, print_table, say
 from statewise.errors import CheckFailed, RecipeError, RunError
-from statewise.estimates import interval
+from statewise.estimates import interval, number
 
 if TYPE_CHECKING:
     from statewise.evals.ledger import Change, Estimate, Ledger
@@ -110,8 +110,8 @@ def _row(c: Change) -> list[Any]:
         c.task,
         c.purpose,
         c.n if c.seeds == 1 else f"{c.n} x {c.seeds}",
-        f"{c.base:.4f}",
-        f"{c.post:.4f}",
+        number(c.base, ".4f"),
+        number(c.post, ".4f"),
         _told(c.forgetting, "+.4f"),
         "-" if math.isnan(c.retention.value) else _told(c.retention, ".3f"),
         f"{c.gained}/{c.lost}",

@@ -39,7 +39,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 def _cell(value: Any) -> str:
     if value is None or value != value:  # not a number
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return estimates.number(value) if isinstance(value, float) else str(value)
 
 
 def estimate(value: dict[str, float] | None) -> str:

@@ -9,6 +9,7 @@ import typer
 
 from statewise.cli.output import print_json, say
 from statewise.errors import Interrupted, RecipeError
+from statewise.estimates import number
 
 NONE_KEPT = (
     "nothing was kept; report.html shows the texts. What may help: another --hint (echo for a base model),\n"
@@ -92,5 +93,7 @@ def _lines(told: dict[str, Any] | None, out: Path, shard: str) -> list[str]:
     if not told["kept"]:
         lines.append(NONE_KEPT)
     if len(phi) == 2:
-        lines.append(f"mean phi: {phi['original']:.3f} before, {phi['kept']:.3f} after (nats a token)")
+        lines.append(
+            f"mean phi: {number(phi['original'], '.3f')} before, {number(phi['kept'], '.3f')} after (nats a token)"
+        )
     return [*lines, f"{out}/data.jsonl, tokens.parquet, summary.json, report.html"]

@@ -14,8 +14,8 @@ from statewise.errors import RunError
 if TYPE_CHECKING:
     from statewise.report.model import ReportModel
 
-RUNS = typer.Argument(help="Run directories, or one study's file or directory.")
-BASE = typer.Option(None, help="A run whose step 0 is the untrained model, for runs that did not evaluate theirs.")
+RUNS = typer.Argument(help="Run directories, directories of `eval --out`, or one study's file or directory.")
+BASE = typer.Option(None, help="A run (its step 0) or a directory of `eval --out`, as the base of all.")
 VS = typer.Option(None, "--vs", help="The arm (or run directory) that the others are compared with.")
 JSON = typer.Option(False, "--json", help="Print the report's data as JSON; writes no page.")
 
@@ -115,7 +115,7 @@ def _print(model: ReportModel) -> None:
     ]
     if rows:
         print_table(["task", "arm", str(model.versus), "score", "difference [95 %]", "p Holm", ""], rows)
-        print(f"{model.method}\n")
+        print("\n".join(text for text in (model.evaluated, f"{model.method}\n") if text))
     else:
         say("nothing to compare: the runs share no task that was evaluated to the end.")
     if model.differences:
@@ -123,8 +123,9 @@ def _print(model: ReportModel) -> None:
         settings = [[row["setting"], *(_value(row["values"].get(arm)) for arm in arms)] for row in model.differences]
         print_table(["setting", *arms], settings)
     columns = ("arm", "seeds", "step", "tokens", "generated_tokens", "teacher_tokens", "flops", "seconds")
-    print()
-    print_table(columns, [[row[column] for column in columns] for row in model.budgets])
+    if model.budgets:
+        print()
+        print_table(columns, [[row[column] for column in columns] for row in model.budgets])
 
 
 def _p(row: dict[str, Any]) -> str:

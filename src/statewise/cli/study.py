@@ -12,6 +12,7 @@ import typer
 from statewise.cli.output import estimate, print_json, print_table, say
 from statewise.cli.study_progress import Teller
 from statewise.errors import CheckFailed, Interrupted
+from statewise.estimates import number
 
 if TYPE_CHECKING:
     from statewise.study.plan import Plan
@@ -153,7 +154,7 @@ def _cells(row: dict[str, Any], target: str, retention: list[str], versus: str |
     return [
         row["arm"],
         seeds,
-        f"{row['scores'][target]:.3f}",
+        number(row["scores"][target], ".3f"),
         estimate(row.get("gain")),
         *([estimate(row.get("versus"))] if versus else []),
         *(estimate(forgotten.get(task)) for task in retention),

@@ -84,10 +84,11 @@ def repeated(items: Iterable[T]) -> dict[T, int]:
 
 
 def evaluated_steps(run: Path) -> dict[int, Path]:
-    """Directories of the evaluations inside a run, by step."""
+    """Directories of the evaluations inside a run that were done to the end, by step."""
     from statewise.run import RunDir, steps_in
 
-    return steps_in(RunDir.open(run).path / "evals")
+    found = steps_in(RunDir.open(run).path / "evals")
+    return {step: place for step, place in found.items() if (place / "summary.json").is_file()}
 
 
 def read_base(path: str | Path) -> Results:

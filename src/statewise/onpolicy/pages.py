@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from statewise.estimates import number
 from statewise.onpolicy import figures
 from statewise.onpolicy.cll import SHARES
 from statewise.onpolicy.summary import SHOWN_PATHS, SHOWN_SAMPLES, fetch, nearest_samples
@@ -124,8 +125,9 @@ def _heat(sample: Mapping[str, Any], decode: Any) -> list[Block]:
     ids, values = list(sample["tokens"][first:]), phi[first:]
     texts, merged = pieces(ids[:SHOWN_TOKENS], values[:SHOWN_TOKENS], decode)
     told = (
-        f"{sample['place']}, id {sample['id']}: mean phi {sample['mean_phi']:+.3f}, lowest {sample['min_phi']:+.2f}, z "
-        f"{sample['z']:+.1f}, perplexity {sample['perplexity']:.3g}, {sample['num_tokens']} tokens"
+        f"{sample['place']}, id {sample['id']}: mean phi {number(sample['mean_phi'], '+.3f')}, lowest "
+        f"{number(sample['min_phi'], '+.2f')}, z {number(sample['z'], '+.1f')}, "
+        f"perplexity {sample['perplexity']:.3g}, {sample['num_tokens']} tokens"
     )
     cut = "" if len(ids) <= SHOWN_TOKENS else f" (the first {SHOWN_TOKENS} are shown)"
     shown = prompt if len(prompt) <= SHOWN_PROMPT else "... " + prompt[-SHOWN_PROMPT:]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from statewise.estimates import interval
+from statewise.estimates import interval, number
 from statewise.stats.martingale import LEAST_VARIANCE, OwnTest
 
 LEVEL = 0.01  # of a test, below which a sentence says "not": of a hundred own data sets one is told off in error
@@ -30,10 +30,10 @@ def own_words(test: OwnTest, mean: float, low: float, high: float, mean_entropy:
         )
     if test.p >= LEVEL:
         return (
-            f"Nothing speaks against these being the model's own samples {at}: {told}, z = {test.z:+.2f}, p = "
+            f"Nothing speaks against these being the model's own samples {at}: {told}, z = {number(test.z, '+.2f')}, p = "
             f"{test.p:.2g}. A drift of {test.detectable:.3f} nats a token would have been found in four of five cases."
         )
-    proof = f"{told}, z = {test.z:+.1f}, p = {test.p:.2g}"
+    proof = f"{told}, z = {number(test.z, '+.1f')}, p = {test.p:.2g}"
     if test.p_mean >= LEVEL / 2:
         kind = "wider" if test.variance_ratio > 1 else "narrower"
         return (
@@ -85,10 +85,12 @@ def difference_words(difference: Mapping[str, float], rows: Sequence[Mapping[str
 def drift_words(drift: Mapping[str, Any]) -> str:
     """What mean phi of B follows from the model that it was sampled from? See `drift.known_drift`."""
     seen, expected = drift["mean_phi"], drift["expected_phi"]
+    kl, gap = number(drift["kl"]["mean"], ".4f"), number(drift["entropy_gap"]["mean"], "+.4f")
     parts = (
-        f"KL(q || p) = {drift['kl']['mean']:.4f} and H(q) - H(p) = {drift['entropy_gap']['mean']:+.4f} nats a token in B's "
-        f"states, so samples of {drift['other_model']} have mean phi -(KL + H(q) - H(p)) = "
-        f"{interval(expected['mean'], expected['low'], expected['high'], '+.4f')} under the model; seen: {seen['mean']:+.4f}."
+        f"KL(q || p) = {kl} and H(q) - H(p) = {gap} nats a token in B's states, so "
+        f"samples of {drift['other_model']} have mean phi -(KL + H(q) - H(p)) = "
+        f"{interval(expected['mean'], expected['low'], expected['high'], '+.4f')} under the model; seen: "
+        f"{number(seen['mean'], '+.4f')}."
     )
     own = drift["own_of_other"]["p"]
     if math.isnan(own) or own >= LEVEL:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from statewise.estimates import interval
+from statewise.estimates import interval, number
 from statewise.report.scores import BASE, Scores
 
 Row = dict[str, Any]
@@ -34,9 +34,8 @@ def _largest(gains: Sequence[Row], arms: dict[str, Row]) -> str:
     best = max(gains, key=lambda row: row["difference"]["value"])
     target = best["task"]
     size = f"{best['n']} examples" + (f", {best['seeds']} seeds" if best["seeds"] > 1 else "")
-    change = (
-        f"{best['before']:.3f} to {best['after']:.3f}, {estimate(best['difference'], '+.3f')} (95 %, paired; {size})"
-    )
+    before, after = (number(best[side], ".3f") for side in ("before", "after"))
+    change = f"{before} to {after}, {estimate(best['difference'], '+.3f')} (95 %, paired; {size})"
     ratio = arms[best["arm"]].get("retention")
     keeps = (
         f" It kept {estimate(ratio)} of the retention tasks' scores."

@@ -79,11 +79,18 @@ def _warnings_of(run: RunView | Planned) -> list[str]:
     return list(run.info.get("warnings", []))
 
 
+def evaluated(views: Sequence[RunView], arms: Sequence[str]) -> str:
+    """Which evaluations the scores are of, arm by arm; empty where no run has more than one after training."""
+    told = {arm: list(dict.fromkeys(v.evaluation for v in views if v.arm == arm and v.evaluation)) for arm in arms}
+    said = "; ".join(f"{arm}: {', '.join(found)}" for arm, found in told.items() if found)
+    return f"Scores are of the evaluation {said}." if said else ""
+
+
 def budgets(views: Sequence[RunView], arms: Sequence[str]) -> list[Row]:
     """A row an arm: what its runs used, as means over seeds."""
     rows = []
     for arm in arms:
-        runs = [view for view in views if view.arm == arm and view.status == "completed"]
+        runs = [view for view in views if view.arm == arm and view.is_run and view.status == "completed"]
         if runs:
             spent = [run.info.get("spent") or {} for run in runs]
             used = {name: fmean(float(s.get(name, 0)) for s in spent) for name in SPENT}
@@ -100,7 +107,7 @@ def _wall(info: Mapping[str, Any]) -> float | None:
 
 def differences(views: Sequence[RunView], arms: Sequence[str], names: Mapping[str, str]) -> list[Row]:
     """{"setting", arm: value ...} for every recipe setting in which arms differ; seeds are left out."""
-    firsts = {arm: next((v for v in views if v.arm == arm), None) for arm in arms}
+    firsts = {arm: next((v for v in views if v.arm == arm and v.is_run), None) for arm in arms}
     flat = {arm: dict(_flat(renamed(view.recipe, _arm_names(views, names)))) for arm, view in firsts.items() if view}
     keys = dict.fromkeys(key for table in flat.values() for key in table if key != "seed")
     differing = [key for key in keys if len({json.dumps(table.get(key)) for table in flat.values()}) > 1]

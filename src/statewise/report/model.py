@@ -17,6 +17,7 @@ class ReportModel:
     """Plain values throughout; an estimate is {"value", "low", "high"}.
 
     arms: one a row of the score table, the untrained model first; contrasts: what was tested, with verdicts.
+    evaluated: which evaluations the scores are of, where there is a choice.
     curves: {metric: [{"arm", "seed", "x", "y"}]}; differences: recipe settings by arm, where arms differ.
     completions: before and after; cards: facts of each arm; drift: measures a run, and how they rank retention;
     tables: of other diagnostics, by name.
@@ -32,6 +33,7 @@ class ReportModel:
     arms: list[Row]
     contrasts: list[Row]
     method: str
+    evaluated: str
     curves: dict[str, list[Row]]
     budget: str
     budgets: list[Row]
@@ -85,6 +87,7 @@ def build(runs: Sequence[RunView | Planned], question: Question) -> ReportModel:
         arms=table.arms,
         contrasts=table.contrasts,
         method=table.method,
+        evaluated=facts.evaluated(views, arms),
         curves=facts.curves(views),
         budget=question.budget,
         budgets=facts.budgets(views, arms),

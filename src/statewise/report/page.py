@@ -17,9 +17,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
+from statewise.estimates import number
 from statewise.files import atomic_write, to_json
 
 SAFE_LINK = re.compile(r"(?:https?://|#|[\w./-]+$)")  # anchors, relative paths and the web: no javascript:, no data:
+DENSE_COLUMNS = 9
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -65,6 +67,11 @@ class Table:
 
     block = "table"
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether it needs smaller letters to fit a page."""
+        return len(self.columns) >= DENSE_COLUMNS
+
     def cells(self) -> list[list[Cell]]:
         return [[_cell(value) for value in row] for row in self.rows]
 
@@ -108,15 +115,15 @@ class Tokens:
         """{text, breaks, side, share, hint} a token: share in [0, 1] of the strongest colour."""
         found = []
         for token, value in zip(self.tokens, self.values, strict=True):
-            number = float(value) if value is not None and math.isfinite(value) else None
+            amount = float(value) if value is not None and math.isfinite(value) else None
             shown = token.replace("\n", "↵").replace("\t", "⇥").replace("\r", "␍")
             found.append(
                 {
                     "text": shown,
                     "breaks": token.endswith("\n"),
-                    "side": "none" if not number else "above" if number > 0 else "below",
-                    "share": f"{abs(number) / self.limit:.3f}" if number else "0",
-                    "hint": "no value" if number is None else f"{number:.4g}",
+                    "side": "none" if not amount else "above" if amount > 0 else "below",
+                    "share": f"{abs(amount) / self.limit:.3f}" if amount else "0",
+                    "hint": "no value" if amount is None else number(amount),
                 }
             )
         return found
@@ -245,7 +252,7 @@ def _cell(value: Value) -> Cell:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return Cell("–")
     if _is_number(value):
-        return Cell(f"{value:.4g}" if isinstance(value, float) else f"{value:,}", sort=float(value))
+        return Cell(number(value) if isinstance(value, float) else f"{value:,}", sort=float(value))
     return Cell(str(value))
 
 

@@ -56,7 +56,8 @@ def _scores(model: ReportModel) -> list[Block]:
     columns += ["gain", "p", *([f"against {model.versus}"] if model.versus else []), "retention", "mean F"]
     rows = [_score_row(model, row, tasks) for row in model.arms]
     scores = Table([*columns, *tasks], rows, "Means over seeds with 95 % intervals. Arms lead to their run cards.")
-    return [*blocks, scores, Paragraph(READING, "note"), Paragraph(model.method, "note"), *_contrasts(model)]
+    notes = [Paragraph(text, "note") for text in (model.evaluated, READING, model.method) if text]
+    return [*blocks, scores, *notes, *_contrasts(model)]
 
 
 def _score_row(model: ReportModel, row: Row, tasks: Sequence[str]) -> list[Value]:
@@ -83,7 +84,7 @@ def _score(value: Row | None) -> Value:
 def _estimate(value: Row | None, form: str = ".3f") -> Value:
     if value is None or value["value"] is None:
         return None
-    return Cell(estimate(value, form), sort=value["value"])
+    return Cell(estimate(value, form).replace(", ", ",\u00a0"), sort=value["value"])  # an interval stays on its line
 
 
 def _p(row: Row | None) -> Value:
