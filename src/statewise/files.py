@@ -104,3 +104,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def json_row(line: str) -> dict[str, Any] | None:
+    """The row of a line of JSONL: empty for an empty line, None where it is none, as a part of one that a crash left."""
+    if not line:
+        return {}
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None

@@ -28,7 +28,7 @@ from typing import Any
 
 from statewise import environment
 from statewise.errors import RunError
-from statewise.files import atomic_write, naming, to_json
+from statewise.files import atomic_write, json_row, naming, to_json
 from statewise.recipe import Recipe
 
 SCHEMA = 1
@@ -43,6 +43,14 @@ class RunDir:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.data_are_settled = False  # a run that goes on from a checkpoint has met all its data before
+
+    def __repr__(self) -> str:
+        """Directory, recipe, steps and state, as they are now."""
+        try:
+            steps = max((row.get("step", 0) for row in self.metrics()), default=0)
+            return f"RunDir({str(self.path)!r}: {self.info.get('recipe')}, {steps} steps, {self.status})"
+        except (RunError, OSError):
+            return f"RunDir({str(self.path)!r}: unreadable)"
 
     @classmethod
     def create(cls, path: str | Path, recipe: Recipe) -> RunDir:
@@ -224,7 +232,7 @@ class RunDir:
     def _metric_rows(self) -> list[dict[str, Any] | None]:
         """A row a line of metrics.jsonl: empty for an empty line, None for one that can't be read."""
         file = self.path / "metrics.jsonl"
-        return [_row(line) for line in file.read_text("utf-8", "replace").split("\n")] if file.is_file() else []
+        return [json_row(line) for line in file.read_text("utf-8", "replace").split("\n")] if file.is_file() else []
 
     def truncate(self, step: int) -> int:
         """Forget metrics and evaluations after `step` (-1: all), before they are made again; the number of unreadable rows."""
@@ -255,17 +263,6 @@ class RunDir:
     def checkpoints(self) -> dict[int, Path]:
         """Checkpoint directories by step, in order; whether one is whole, `train.checkpoint.verify` says."""
         return steps_in(self.path / "checkpoints")
-
-
-def _row(line: str) -> dict[str, Any] | None:
-    """The row of a line; a crash can leave a part of one, and zero bytes."""
-    if not line:
-        return {}
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
 
 
 def steps_in(directory: Path) -> dict[int, Path]:

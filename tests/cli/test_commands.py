@@ -73,6 +73,24 @@ def test_recipe_list(cli: Callable[..., Any]) -> None:
         assert cli("recipe", "check", entry["name"]).code == 0
 
 
+def test_show_prints_the_metrics_that_matter_one_under_the_other(cli: Callable[..., Any], recipe_file: Path) -> None:
+    run = RunDir.create(recipe_file.parent / "run", Recipe.load(recipe_file))
+    row = {"step": 1, "ratio_p99": 1.5, "reward": 0.25, "loss": -0.0, "tokens": 90, "total_tokens": 8191, "lr": 1e-4}
+    run.log({**row, "grad_norm": None, "step_seconds": 5.558})
+    lines = cli("runs", "show", run.path).out.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("last step: "))
+    assert lines[first : first + 7] == [
+        "last step: loss                   0",
+        "           mean reward            0.25",
+        "           learning rate          0.0001",
+        "           trained tokens         90",
+        "           trained tokens in all  8,191",
+        "           seconds                5.558",
+        "saved:     no checkpoint",
+    ]
+    assert json.loads(cli("runs", "show", run.path, "--json").out)["last"]["ratio_p99"] == 1.5
+
+
 def test_runs(cli: Callable[..., Any], recipe_file: Path, tmp_path: Path) -> None:
     recipe = Recipe.load(recipe_file)
     for name, status in (("first", "completed"), ("second", "failed")):
@@ -85,7 +103,7 @@ def test_runs(cli: Callable[..., Any], recipe_file: Path, tmp_path: Path) -> Non
     table = cli("runs", "list", tmp_path / "runs").out
     assert "completed" in table and "failed" in table and "0.25" in table
     shown = cli("runs", "show", run.path).out
-    for part in ("failed at step 4", "DataError: nothing", "loss 0.25", "saved:     step 4", "states:"):
+    for part in ("failed at step 4", "DataError: nothing", "last step: loss  0.25", "saved:     step 4", "states:"):
         assert part in shown
     assert json.loads(cli("runs", "show", run.path, "--json").out)["checkpoints"] == [4]
     assert cli("runs", "show", tmp_path).code == 2

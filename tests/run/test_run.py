@@ -51,6 +51,13 @@ def test_create_and_open(run: RunDir, recipe: Recipe) -> None:
     ]  # fmt: skip
 
 
+def test_repr_says_directory_recipe_steps_and_state(run: RunDir) -> None:
+    run.log({"step": 3, "loss": 0.5})
+    run.update(status="completed")
+    assert repr(run) == f"RunDir({str(run.path)!r}: words, 3 steps, completed)"
+    assert repr(RunDir(run.path / "none")) == f"RunDir({str(run.path / 'none')!r}: unreadable)"
+
+
 def test_recipe_comes_back_with_its_name_and_base_directory(run: RunDir, recipe: Recipe) -> None:
     again = RunDir.open(run.path).recipe()
     assert again.hash == recipe.hash and again.name == "words"

@@ -10,11 +10,22 @@ import typer
 
 from statewise.cli.output import interval, print_json, print_table
 from statewise.errors import RunError
+from statewise.estimates import number
 
 if TYPE_CHECKING:
     from statewise.run import RunDir
 
 app = typer.Typer(help="List and show runs.", no_args_is_help=True)
+LAST = {  # metrics of the last step that people are shown, in words
+    "loss": "loss",
+    "reward": "mean reward",
+    "score": "score",
+    "grad_norm": "gradient norm",
+    "lr": "learning rate",
+    "tokens": "trained tokens",
+    "total_tokens": "trained tokens in all",
+    "step_seconds": "seconds",
+}
 JSON = typer.Option(False, "--json", help="Print as JSON.")
 
 
@@ -98,12 +109,20 @@ def print_summary(found: dict[str, Any]) -> None:
         print(f"error:     {found['error']}")
     print("\n".join(found["method"] or []))
     if found["last"]:
-        print("last step: " + ", ".join(f"{k} {v:.4g}" for k, v in found["last"].items() if isinstance(v, int | float)))
+        _print_last(found["last"])
     print(f"saved:     {', '.join(f'step {s}' for s in found['checkpoints']) or 'no checkpoint'}")
     if found["checkpoints"]:
         print(f"last:      {found['last_checkpoint']}")
     if found["evals"]:
         _print_evals(found["evals"])
+
+
+def _print_last(row: dict[str, Any]) -> None:
+    """What matters of the last step's metrics, one under the other."""
+    told = {words: row[name] for name, words in LAST.items() if row.get(name) is not None}
+    width = max(map(len, told), default=0)
+    lines = [f"{words.ljust(width)}  {number(v) if isinstance(v, float) else f'{v:,}'}" for words, v in told.items()]
+    print("last step: " + "\n           ".join(lines))
 
 
 def _print_evals(evals: dict[int, dict[str, dict[str, float]]]) -> None:
