@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ def test_a_data_set_that_can_be_trained_on(cli: Callable[..., Any], words: list[
     out = tmp_path / "kept.jsonl"
     done = cli("sample", *words, "--out", out, "--json")
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert done.code == 0 and json.loads(done.out) == {"file": str(out), "rows": len(rows)}
-    assert done.err.splitlines()[-1].startswith("samples=24/24 ") and "accepted_share=" in done.err
+    assert done.code == 0 and json.loads(done.out) == {
+        **{"file": str(out), "drawn": 24, "rows": len(rows), "empty": 0, "reward": 1.0},
+        "prompts": len({row["prompt"][0]["content"] for row in rows}),
+    }
+    assert done.err.splitlines()[-1].startswith(f"drawn=24/24 rows={len(rows)} ") and "accepted_share=" in done.err
     assert 0 < len(rows) < 24 and all(row["reward"] == 1.0 and row["answer"].isdigit() for row in rows)
     assert len({row["id"] for row in rows}) == len(rows)
     plain = {
@@ -56,7 +60,49 @@ def test_as_many_rows_as_were_asked_for(
     done = cli("sample", "grpo", f"model.path={model_dir}", *SMALL, "--out", out, "--count", count, "--quiet")
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert done.code == 0 and len(found) == rows and len({row["id"] for row in found}) == rows
-    assert len({row["id"].rsplit("-", 2)[0] for row in found}) == -(-rows // 4)  # whole groups of as few prompts
+    prompts = len({row["id"].rsplit("-", 2)[0] for row in found})
+    assert prompts == -(-rows // 4)  # whole groups of as few prompts
+    assert f"{rows} rows in {out}: {prompts} prompt" in done.out and f"{4 * prompts} completions drawn" in done.out
+
+
+def test_rewards_and_empty_completions(
+    cli: Callable[..., Any],
+    model_dir: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The signal's verifier judges every completion, also of groups that training would leave out; an empty one is told."""
+    from statewise.models.generate import InProcessSampler
+
+    original = InProcessSampler.generate
+
+    def generate(self: Any, prompts: Any, sampling: Any, **options: Any) -> Any:
+        found = original(self, prompts, sampling, **options)
+        return [replace(found[0], tokens=sampling.stop_ids[:1], logprobs=(0.0,)), *found[1:]]
+
+    monkeypatch.setattr(InProcessSampler, "generate", generate)
+    digit = 'signal.0.verifier={ kind = "regex", pattern = "[0-4]" }'
+    words = ["dapo", f"model.path={model_dir}", *SMALL, digit, "--count", "8", "--json"]
+    done = cli("sample", *words, "--out", tmp_path / "own.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "own.jsonl").read_text().splitlines()]
+    texts = [row["completion"][0]["content"] for row in rows]
+    assert [row["reward"] for row in rows] == [float(any(c in "01234" for c in text)) for text in texts]
+    found = json.loads(done.out)
+    assert (found["drawn"], found["rows"], found["prompts"], found["empty"]) == (8, 8, 2, 1) and texts[0] == ""
+    assert (
+        found["reward"] == pytest.approx(sum(row["reward"] for row in rows) / 8)
+        and f"reward={found['reward']:.4g}" in done.err
+    )
+
+
+def test_rows_that_can_not_be_judged(cli: Callable[..., Any], model_dir: Path, tmp_path: Path) -> None:  # noqa: F811
+    """Sampling goes on without rewards, and says what is missing."""
+    (tmp_path / "asked.jsonl").write_text('{"prompt": "What is 1 + 1?"}\n')
+    words = ["grpo", f"model.path={model_dir}", *SMALL, f"source.data={tmp_path / 'asked.jsonl'}", "source.count=none"]
+    done = cli("sample", *words, "--count", "4", "--out", tmp_path / "own.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "own.jsonl").read_text().splitlines()]
+    assert done.code == 0 and [row["reward"] for row in rows] == [None] * 4 and "no rewards" in done.out
+    assert done.err.count("warning: no reward from here on: ") == 1 and "answer" in done.err
 
 
 def test_bad_input(cli: Callable[..., Any], words: list[str], tmp_path: Path) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import typer
 
@@ -18,13 +21,16 @@ REPORT_SECONDS = 5.0
 def command(
     words: list[str] = typer.Argument(..., metavar="RECIPE [KEY=VALUE]...", help="A file or a shipped recipe."),
     out: Path = typer.Option(..., help="A .jsonl file that is not there yet."),
-    count: int = typer.Option(None, min=1, help="Samples to draw, the most rows written; default: a pass."),
+    count: int = typer.Option(
+        None, min=1, help="The most rows written: completions, drawn in whole groups of a prompt; default: a pass."
+    ),
     quiet: bool = typer.Option(False, "--quiet", help="Show no progress."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     """Write what the source of a recipe gives (sources that sample: rejection, policy, teacher ...) as a data set.
 
-    Nothing is trained. model.path=RUN takes the last checkpoint of a run. The file can be read by the source `dataset`.
+    A row is a completion, with the reward of the recipe's verifier. Nothing is trained.
+    model.path=RUN takes the last checkpoint of a run. The file can be read by the source `dataset`.
     """
     from statewise.cli.words import split_words
     from statewise.recipe import Recipe
@@ -36,35 +42,68 @@ def command(
     if out.exists():
         raise RecipeError(f"--out {out}: exists; choose another file.")
 
-    last = time.monotonic() - REPORT_SECONDS
+    last, drawn, tally = time.monotonic() - REPORT_SECONDS, 0, _Tally()
 
     def report(done: int, wanted: int, measures: dict[str, float]) -> None:
-        nonlocal last
+        nonlocal last, drawn
+        drawn = done
         if not quiet and (done >= wanted or time.monotonic() - last >= REPORT_SECONDS):
             last = time.monotonic()
-            say(" ".join([f"samples={done}/{wanted}", *(f"{k}={v:.4g}" for k, v in measures.items())]))
+            shown = [f"drawn={done}/{wanted}", f"rows={tally.rows}"]
+            say(" ".join([*shown, *(f"{k}={v:.4g}" for k, v in measures.items())]))
 
     from statewise.training.progress import hide_library_noise
     from statewise.training.sampling import sampled_rows
 
     hide_library_noise()
-    written = _write(out, sampled_rows(recipe, count, report))
+    _write(out, map(tally.see, sampled_rows(recipe, count, report, say)))
     if as_json:
-        return print_json({"file": str(out), "rows": written})
-    print(f"{written} rows in {out}")
+        return print_json({"file": str(out), "drawn": drawn, **tally.to_plain()})
+    print(f"{tally.rows} rows in {out}: {tally.words(drawn)}")
 
 
-def _write(out: Path, rows: Iterable[dict[str, object]]) -> int:
+@dataclass
+class _Tally:
+    """What is written: rows, of how many prompts, how many of them without a text, and their rewards."""
+
+    rows: int = 0
+    empty: int = 0
+    prompts: set[str] = field(default_factory=set)
+    rewards: list[float] = field(default_factory=list)
+
+    def see(self, row: dict[str, Any]) -> dict[str, Any]:
+        completion = row["completion"]
+        text = completion if isinstance(completion, str) else completion[-1]["content"]
+        self.rows += 1
+        self.empty += not text.strip()
+        self.prompts.add(row["id"].rsplit("-", 2)[0])
+        if row["reward"] is not None:
+            self.rewards.append(row["reward"])
+        return row
+
+    @property
+    def reward(self) -> float | None:
+        return fmean(self.rewards) if self.rewards else None
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"rows": self.rows, "prompts": len(self.prompts), "empty": self.empty, "reward": self.reward}
+
+    def words(self, drawn: int) -> str:
+        reward = "no rewards" if self.reward is None else f"mean reward {self.reward:.4g}"
+        plural = "" if len(self.prompts) == 1 else "s"
+        return (
+            f"{len(self.prompts)} prompt{plural}, {drawn} completions drawn, {self.empty} of the rows empty, {reward}"
+        )
+
+
+def _write(out: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Row by row, under the name with `.partial` behind until all are there; what was sampled stays there on a failure."""
     from statewise.files import naming, to_json
 
-    written = 0
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(out.name + ".partial")
     with naming(partial), partial.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(to_json(row) + "\n")
             file.flush()
-            written += 1
     partial.replace(out)
-    return written

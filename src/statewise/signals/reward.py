@@ -81,8 +81,8 @@ class Reward(Signal, kind="reward"):
             self_test(self.verifier, examples, world.base_dir, "signal.reward.verifier")
 
     def annotate(self, rollouts: list[Rollout], world: World) -> list[Rollout]:
-        sampled = [r for r in rollouts if _is_sampled(r)]
-        written = [r.with_columns(advantages=[0.0] * r.num_tokens) for r in rollouts if not _is_sampled(r)]
+        sampled = [r for r in rollouts if is_sampled(r)]
+        written = [r.with_columns(advantages=[0.0] * r.num_tokens) for r in rollouts if not is_sampled(r)]
         return [*self._judged(sampled, world), *written] if sampled else written
 
     def _judged(self, rollouts: list[Rollout], world: World) -> list[Rollout]:
@@ -106,6 +106,6 @@ class Reward(Signal, kind="reward"):
         ]
 
 
-def _is_sampled(rollout: Rollout) -> bool:
+def is_sampled(rollout: Rollout) -> bool:
     """Whether a model wrote part of it; what a data set holds needs no verdict."""
     return any(s.author in ("policy", "teacher") for s in rollout.segments)

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
-from statewise.errors import RecipeError
+from statewise.errors import DataError, RecipeError
 from statewise.models.generate import InProcessSampler
 from statewise.models.load import load_policy
 from statewise.models.score import InProcessScorer
 from statewise.recipe import Recipe
-from statewise.sources.judging import completion_text
+from statewise.signals.reward import Reward, is_sampled
+from statewise.sources.judging import completion_text, judged
 from statewise.training.opened import Models, directory_of
 from statewise.training.world import replace_model
 from statewise.types import Rollout, World
@@ -24,14 +26,19 @@ Report = Callable[[int, int, dict[str, float]], None]
 
 
 def sampled_rows(
-    recipe: Recipe, count: int | None = None, report: Report = lambda done, count, measures: None
+    recipe: Recipe,
+    count: int | None = None,
+    report: Report = lambda done, count, measures: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Row]:
     """Rows `id`, `prompt`, `completion`, `input_ids`, `completion_mask`, `answer`, `reward` of what the recipe's source gives
-    with the recipe's model, as in the first steps of a training that changes no weight.
+    with the recipe's model, as in the first steps of a training that changes no weight. `reward` is what the source's or the
+    signal's verifier says; None where there is none, or where the data lack what it needs, which `say` is told once.
 
     count: samples that the source draws, in whole groups, and the most rows that come of them (default: a pass through its
     prompts, in steps of batch.rollouts); a source that rejects some gives fewer.
-    report(done, count, measures) is called after each step. Raises RecipeError where the source samples nothing.
+    report(done, count, measures) is called after each step: of what is drawn. Raises RecipeError where the source samples
+    nothing.
     """
     source, size = recipe.source, recipe.batch.rollouts
     if not source.needs_policy and not source.models():
@@ -45,14 +52,38 @@ def sampled_rows(
 
     def rows() -> Iterator[Row]:
         left = count or steps * size
+        judge = _Judge(recipe, say)
         for step in range(steps):
             measures: dict[str, float] = {}
-            rollouts = source.sample(step, size, replace(world, step=step, report=measures.update))[:left]
+            now = replace(world, step=step, report=measures.update)
+            rollouts = judge(source.sample(step, size, now), now)[:left]
             left -= len(rollouts)
             yield from (_row(r, f"{step}-{index}", world.tokenizer) for index, r in enumerate(rollouts))
             report((step + 1) * size, steps * size, measures)
 
     return rows()
+
+
+class _Judge:
+    """Gives rollouts the rewards of the recipe's signal, where it has one; ends with the first row that can't be judged."""
+
+    def __init__(self, recipe: Recipe, say: Callable[[str], None]):
+        self.verifiers = [signal.verifier for signal in recipe.signal if isinstance(signal, Reward)]
+        self.say = say
+
+    def __call__(self, rollouts: list[Rollout], world: World) -> list[Rollout]:
+        written = [r for r in rollouts if is_sampled(r)]
+        if not self.verifiers or not written:
+            return rollouts
+        try:
+            scores = judged(self.verifiers[0], written, world).scores
+        except DataError as error:
+            self.verifiers = []
+            self.say(f"warning: no reward from here on: {error}")
+            return rollouts
+        world.report({"reward": fmean(scores)})
+        rewards = iter(scores)
+        return [replace(r, reward=next(rewards)) if is_sampled(r) else r for r in rollouts]
 
 
 def open_world(recipe: Recipe) -> World:
