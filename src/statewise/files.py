@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import Any
+
+DIGITS = "[0-9a-f]" * 12  # of a temporary name, as a pattern
 
 
 def atomic_write(path: Path, content: bytes | str) -> None:
@@ -40,9 +44,12 @@ def _number_told(error: Exception) -> int | None:
 
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
-    """A temporary name to write a file under; it takes the name `path` when the block ends without an error."""
+    """A temporary name to write a file under; it takes the name `path` when the block ends without an error.
+
+    What killed writers of `path` left under such names goes; what another one is writing is locked, and stays.
+    """
     aside = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
-    with naming(path):
+    with naming(path), _locked(aside):
         try:
             yield aside
             open_to_others(aside)
@@ -51,7 +58,27 @@ def written_aside(path: Path) -> Iterator[Path]:
         except BaseException:
             aside.unlink(missing_ok=True)
             raise
+    _clear(path)
     sync(path.parent)
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """A new file, locked where the file system can: the system frees it when the process ends, however it ends."""
+    descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _clear(path: Path) -> None:
+    for left in path.parent.glob(f".{escape(path.name)}.{DIGITS}.tmp"):
+        with suppress(OSError), left.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left.unlink()
 
 
 def open_to_others(path: Path) -> None:
@@ -65,6 +92,12 @@ def _umask() -> int:
     before = os.umask(0o077)  # can only be read by setting it
     os.umask(before)
     return before
+
+
+def is_unused(directory: Path) -> bool:
+    """Whether it is not there, or holds no file but what killed writers left under temporary names."""
+    files = (path for path in directory.rglob("*") if not path.is_dir())
+    return not directory.exists() or (directory.is_dir() and all(path.match(f".*.{DIGITS}.tmp") for path in files))
 
 
 def sync(path: Path) -> None:

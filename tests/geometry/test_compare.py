@@ -209,11 +209,14 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_bytes(pair: list[str], tmp_
     child.join(60)
     assert child.exitcode == -signal.SIGKILL
     assert len(list((cut / "parts").glob("*.parquet"))) == 3 and not (cut / "results.json").exists()
+    for file in ("geometry.json", "results.json", "matrices.parquet"):
+        (cut / f".{file}.0123456789ab.tmp").write_bytes(b"as a kill in its writing leaves it")
     measured: list[int] = []
     run(comparison, cut, progress=lambda done, total, name: measured.append(done))
     assert measured == [4, 5, 6]
     for file in ("geometry.json", "results.json", "matrices.parquet"):
         assert (cut / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+    assert not list(cut.rglob("*.tmp"))
 
 
 def test_an_output_of_something_else_is_left_alone(pair: list[str], tmp_path: Path) -> None:

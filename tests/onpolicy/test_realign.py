@@ -94,9 +94,13 @@ def test_a_killed_run_goes_on_to_the_same_bytes(whole, tmp_path):
     process.wait()
     first = {path: path.stat().st_mtime_ns for path in out.glob("parts/*.parquet")}
     assert 1 <= len(first) < 3
+    for file in ("realign.json", "parts/00002.parquet", "data.jsonl", "tokens.parquet", "report.html"):
+        (out / file).with_name(f".{Path(file).name}.0123456789ab.tmp").write_bytes(
+            b"as a kill in its writing leaves it"
+        )
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert {path: path.stat().st_mtime_ns for path in first} == first, "what was there is not done again"
-    assert contents(out) == contents(whole)
+    assert contents(out) == contents(whole) and not list(out.rglob("*.tmp"))
     assert json.loads(done.stdout)["rows"] == 18
     assert "18 of 18 rows" in done.stderr
 

@@ -3,7 +3,9 @@
 import errno
 import json
 import math
+import multiprocessing
 import os
+import signal
 import stat
 from pathlib import Path
 
@@ -97,3 +99,37 @@ def test_other_values_become_plain() -> None:
     assert files.plain(value) == {"1": 0.5, "n": 3, "x": [None, ["p"]], "s": [2], "nan": None}
     with pytest.raises(TypeError):
         files.to_json(object())
+
+
+def _kill_while_writing(path: Path) -> None:
+    with files.written_aside(path) as aside:
+        aside.write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_killed_writer_left_goes_and_what_is_being_written_stays(tmp_path: Path):
+    path, other = tmp_path / "rows[1].json", tmp_path / "others.json"
+    for target in (path, other):
+        process = multiprocessing.get_context("fork").Process(target=_kill_while_writing, args=(target,))
+        process.start()
+        process.join()
+    (mine,) = tmp_path.glob(".rows*.tmp")
+    with files.written_aside(path) as beside:
+        beside.write_bytes(b"slow")
+        files.atomic_write(path, "quick")
+        assert beside.read_bytes() == b"slow" and not mine.exists()
+    assert path.read_bytes() == b"slow"
+    assert [file.name.split(".")[1] for file in tmp_path.glob(".*.tmp")] == ["others"]
+
+
+def test_a_directory_with_leftovers_alone_is_unused(tmp_path: Path):
+    out = tmp_path / "out"
+    assert files.is_unused(out)
+    (out / "parts").mkdir(parents=True)
+    (out / "parts" / ".key.0123456789ab.tmp").touch()
+    assert files.is_unused(out)
+    for name in (".hidden", "parts/key", ".key.tmp"):
+        (out / name).touch()
+        assert not files.is_unused(out), name
+        (out / name).unlink()
+    assert not files.is_unused(Path(__file__))

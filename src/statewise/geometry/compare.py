@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from statewise.errors import CheckpointError, RunError
-from statewise.files import atomic_write, to_json
+from statewise.files import atomic_write, is_unused, to_json
 from statewise.geometry.aggregate import Row, aggregate
 from statewise.geometry.checkpoints import Checkpoint, open_checkpoint
 from statewise.geometry.matrices import Matrix, Selection, match
@@ -141,7 +141,7 @@ def _open(comparison: Comparison, out: Path) -> Path:
                 f"{out}: holds another comparison (or its checkpoints have changed since); choose another --out, or "
                 "remove it."
             )
-    elif out.is_dir() and any(out.iterdir()):
+    elif not is_unused(out):
         raise RunError(f"{out}: is not empty and holds no comparison; choose another --out.")
     (out / "parts").mkdir(parents=True, exist_ok=True)
     atomic_write(file, to_json(comparison.facts(), indent=2) + "\n")

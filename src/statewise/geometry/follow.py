@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from statewise.errors import RecipeError, RunError
-from statewise.files import atomic_write, to_json
+from statewise.files import atomic_write, is_unused, to_json
 from statewise.geometry.table import parquet, read_parquet
 from statewise.geometry.trajectory import Choices, Row, Trajectory, locks, means, measure_matrix
 from statewise.geometry.workers import each
@@ -79,7 +79,7 @@ def _open(out: Path, key: str) -> Path:
                 f"{out}: holds other trajectories (or their checkpoints have changed since); choose another --out, or "
                 "remove it."
             )
-    elif out.is_dir() and any(out.iterdir()):
+    elif not is_unused(out):
         raise RunError(f"{out}: is not empty and holds no trajectory; choose another --out.")
     (out / "parts").mkdir(parents=True, exist_ok=True)
     atomic_write(mark, key)

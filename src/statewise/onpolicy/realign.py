@@ -21,7 +21,7 @@ from pydantic import Field, field_validator
 
 from statewise.component import parse
 from statewise.errors import RunError
-from statewise.files import atomic_write, to_json
+from statewise.files import atomic_write, is_unused, to_json
 from statewise.onpolicy import fingerprint
 from statewise.onpolicy.meter import Meter
 from statewise.onpolicy.realign_page import write_report
@@ -106,7 +106,7 @@ class Realignment:
                 raise RunError(
                     f"{self.out}: holds a realignment of other settings: {'; '.join(changed)}. Choose another --out."
                 )
-        elif self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+        elif not is_unused(self.out):
             raise RunError(f"{self.out}: exists and is no realignment; choose another --out.")
         (self.out / "parts").mkdir(parents=True, exist_ok=True)
         atomic_write(file, to_json(facts, indent=2) + "\n")

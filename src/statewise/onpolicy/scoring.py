@@ -19,7 +19,7 @@ from typing import Any
 from statewise import environment
 from statewise.component import build
 from statewise.errors import DataError, RunError
-from statewise.files import atomic_write, to_json
+from statewise.files import atomic_write, is_unused, to_json
 from statewise.onpolicy import fingerprint, records
 from statewise.onpolicy.chunks import Numbered, open_encoder, opened_model, read_chunks
 from statewise.onpolicy.meter import Meter
@@ -170,7 +170,7 @@ class _Work:
             if not others:
                 return
             shutil.rmtree(self.parts, ignore_errors=True)
-        elif self.out.is_dir() and any(self.out.iterdir()):
+        elif self.out.is_dir() and not is_unused(self.out):
             raise RunError(f"{self.out}: is not empty and holds no scoring; choose another --out.")
         try:
             self.parts.mkdir(parents=True, exist_ok=True)
