@@ -30,6 +30,7 @@ def test_the_three_commands(cli: Callable[..., Any], data: Path, model_dir: Path
     assert done.err.startswith("scoring ") and "of 13 rows" in done.err and "tokens/s" in done.err
     again = cli("score", *words, "on_bad_row=skip", "--out", tmp_path / "scores", "--quiet")
     assert again.code == 0 and again.err == "" and f"{tmp_path}/scores/report.html" in again.out
+    assert "share_rank_0" not in again.out and "tokens that are the model's first choice, share" in again.out
     assert "left out: 1 rows: answer: is missing" in again.out
 
     kept = cli("filter", tmp_path / "scores", "--out", tmp_path / "kept.jsonl", "--quantiles", "0.5", "1", "--json")

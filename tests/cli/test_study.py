@@ -48,8 +48,11 @@ def test_plan(cli: Cli, study_file: Path) -> None:
 
 
 def test_status_and_table(cli: Cli, done: Path) -> None:
-    status = cli("study", "status", done).out
-    assert "failed" in status and "boom" in status
+    status = cli("study", "status", done)
+    assert "failed" in status.out and "boom" in status.out
+    assert "statewise study run FILE.toml" in status.err
+    done.with_suffix(".toml").touch()
+    assert f"statewise study run {done}.toml`" in cli("study", "status", done).err
     table = cli("study", "table", done).out.splitlines()
     assert table[0].split()[:4] == ["arm", "seeds", "math", "gain"]
     assert any(line.startswith("stress  1/2") for line in table)

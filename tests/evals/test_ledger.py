@@ -307,7 +307,11 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         json.loads(call("power", "--delta", "0.03", "--discordant", "0.25", "--json")[1])["comparisons"][0]["items"]
         == 2238
     )
-    assert "0.25" in call("power", "--delta", "0.2")[1]
+    meaning, _, columns, *rows = call("power", "--delta", "0.2")[1].splitlines()
+    assert meaning.startswith("items: how many a paired comparison needs to see a difference of 0.2 with 80% power")
+    assert "discordant: share of items" in meaning and "smallest" not in meaning
+    assert columns.split() == ["discordant", "items"] and rows[1].split()[0] == "0.25"
+    assert "smallest seen: the least" in call("power", "--delta", "0.03", "--run-a", a)[1].splitlines()[0]
     assert (
         call("power", "--delta", "0")[0] == 2 and "without --run-a" in call("power", "--delta", "0.1", "--run-b", a)[2]
     )

@@ -115,8 +115,13 @@ def test_refused(scored: Callable[..., Scores], rows: Rows, tmp_path: Path) -> N
         filter_data(scores, tmp_path / "kept.csv", max_rows=1)
     with pytest.raises(RecipeError, match="two shares, the lower first"):
         filter_data(scores, tmp_path / "kept.jsonl", quantiles=(1.0, 0.5))
-    with pytest.raises(DataError, match=r"keeps none of 40 samples \(min_mean_phi left out 40\)"):
+    with pytest.raises(DataError, match=r"keeps none of 40 samples \(min_mean_phi left out 40\)") as refused:
         filter_data(scores, tmp_path / "kept.jsonl", min_mean_phi=100)
+    phi = np.concatenate([batch["mean_phi"] for batch in scores.batches("mean_phi")])
+    low, median, high = (f"{x:.4g}" for x in (phi.min(), np.median(phi), phi.max()))
+    assert f"samples: mean_phi: min {low}, median {median}, max {high}." in str(refused.value)
+    with pytest.raises(DataError, match=r"num_tokens: min \d+, median"):
+        filter_data(scores, tmp_path / "kept.jsonl", max_tokens=1)
     assert not list(tmp_path.glob("kept*")) and not list(tmp_path.glob(".kept*"))
     (tmp_path / "shards").mkdir()
     data.rename(tmp_path / "shards" / "a.jsonl")

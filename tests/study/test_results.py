@@ -1,5 +1,6 @@
 """The table against numbers worked out by hand."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,30 @@ def test_table(tmp_path: Path, write_run: WriteRun) -> None:
     assert "versus" not in stress
     assert mild["trained_tokens"] == 90 and mild["seconds"] == 1.0
     assert (broken["seeds"], broken["planned"], broken["status"]) == (0, 1, "failed")
+
+
+def test_status_tells_what_keeps_a_run_waiting(tmp_path: Path, write_run: WriteRun) -> None:
+    out = tmp_path / "study"
+    own = {"seed": 0, "own_budget": False, "base": "base/base-b"}
+    taught = {**own, "arm": "student", "run": "runs/student-seed0", "needs": ["teacher-seed0"]}
+    teacher = {**own, "arm": "teacher", "run": "runs/teacher-seed0", "needs": []}
+    base = out / "base" / "base-b"
+    base.mkdir(parents=True)
+    (base / "recipe.toml").write_text("")
+
+    def errors() -> list[str | None]:
+        return [row["error"] for row in status(read_study(out))]
+
+    write_plan(out, [teacher, taught])
+    assert errors() == [None, None]
+    (base / "run.json").write_text(json.dumps({"schema": 1, "status": "failed", "error": "OSError: full\nmore"}))
+    assert errors() == ["waits for base-b, which failed: OSError: full"] * 2
+    (base / "run.json").write_text(json.dumps({"schema": 1, "status": "completed", "error": None}))
+    failed = {"teacher-seed0": "DataError: empty\nmore", "student-seed0": "needs teacher-seed0, which failed"}
+    (out / "study.jsonl").write_text(json.dumps({"failed": {}}) + "\n" + json.dumps({"failed": failed}) + "\n")
+    assert errors() == ["DataError: empty", "waits for teacher-seed0, which failed: DataError: empty"]
+    write_plan(out, [write_run("teacher", 0, status="failed"), {**taught, "needs": ["teacher-seed0"]}])
+    assert errors() == ["boom", "waits for teacher-seed0, which failed: boom"]
 
 
 def test_status_tells_of_failures(tmp_path: Path, write_run: WriteRun) -> None:

@@ -46,7 +46,20 @@ def command(
     if run_a is None and discordant is None:
         say("the share of items whose score changes is not known; measure it with --run-a, or give --discordant")
     columns = list(dict.fromkeys(key for row in found for key in row))
+    print(_meaning(columns, delta, alpha, power) + "\n")
     print_table([c.replace("_", " ") for c in columns], [[row.get(c) for c in columns] for row in found])
+
+
+def _meaning(columns: list[str], delta: float, alpha: float, power: float) -> str:
+    """What the numbers of the table say, in a sentence."""
+    told = {
+        "discordant": "discordant: share of items whose score changes",
+        "spread": "spread: standard deviation of the differences",
+        "n": "n: items that were compared",
+        "smallest_seen": "smallest seen: the least difference that n items show",
+    }
+    need = f"items: how many a paired comparison needs to see a difference of {delta:g} with {power:.0%} power at level {alpha:g}"
+    return "; ".join([need, *(words for name, words in told.items() if name in columns)]) + "."
 
 
 def _assumed(delta: float, share: float, alpha: float, power: float) -> dict[str, Any]:

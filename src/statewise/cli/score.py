@@ -18,11 +18,6 @@ DATA = (
 MODEL = "tiny, a directory, a hub id, or a run directory (its last checkpoint)."
 OUT = "default: a name under scores/ that data, model and settings make."
 BATCH_TOKENS = typer.Option(None, min=1, help="Padded tokens a forward pass; default: 1024 on a CPU, else 8192.")
-SHOWN = (
-    *("samples", "tokens", "mean_phi", "std_phi", "min_phi", "share_above_0", "share_above_minus_1"),
-    *("share_above_minus_3", "share_above_minus_5", "perplexity", "mean_logprob", "mean_entropy", "mean_varentropy"),
-    "share_rank_0",
-)
 
 
 def command(
@@ -112,7 +107,10 @@ def meter_of(label: str, quiet: bool) -> Any:
 
 def print_summary(summary: dict[str, Any]) -> None:
     """The verdict, and the numbers that it rests on."""
+    from statewise.onpolicy.summary import NUMBERS
+
     print(summary["verdict"] + "\n")
-    print_table(["", "value"], [[name, summary[name]] for name in SHOWN])
+    labels = {"samples": "samples", "tokens": "response tokens", **NUMBERS}
+    print_table(["", "value"], [[label, summary[name]] for name, label in labels.items()])
     for reason, kind in summary["bad_rows"].items():
         print(f"left out: {kind['rows']} rows: {reason} (first: {', '.join(kind['first'])})")

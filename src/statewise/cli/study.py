@@ -17,6 +17,7 @@ from statewise.estimates import number
 if TYPE_CHECKING:
     from statewise.study.plan import Plan
 
+LONG = 200  # letters of an error in a table
 app = typer.Typer(help="Plan, run and read studies.", no_args_is_help=True)
 FILE = typer.Argument(help="A study's TOML file.")
 SETTINGS = typer.Argument(
@@ -96,6 +97,10 @@ def status(place: Path = PLACE, as_json: bool = JSON) -> None:
         return print_json(rows)
     columns = ("arm", "seed", "status", "step", "loss", "seconds", "error")
     print_table(columns, [[_short(row.get(column)) for column in columns] for row in rows])
+    if any(row["error"] for row in rows):
+        own = place if place.suffix == ".toml" else place.with_name(f"{place.resolve().name}.toml")
+        file = own if own.is_file() else "FILE.toml"
+        say(f"To go on, mend the cause and run `statewise study run {file}`: what failed or waits is tried again.")
 
 
 @app.command("table")
@@ -181,4 +186,8 @@ def _amount(plan: Plan) -> str:
 
 
 def _short(value: Any) -> Any:
-    return value if not isinstance(value, str) or len(value) <= 90 else value[:87] + "..."
+    """The first line of a text, cut where it is very long."""
+    if not isinstance(value, str):
+        return value
+    line = value.partition("\n")[0]
+    return line if len(line) <= LONG else line[: LONG - 3] + "..."

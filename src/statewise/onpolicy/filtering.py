@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from statewise.component import build
 from statewise.errors import DataError, RecipeError, RunError
+from statewise.estimates import number
 from statewise.files import atomic_write, to_json, written_aside
 from statewise.onpolicy import fingerprint
 from statewise.onpolicy.scoring import Scores
@@ -22,6 +23,14 @@ from statewise.sources.reading import Row, RowError, find_data
 
 # {statistic: +1 where more is more on-policy, -1 where less}
 ORDERS = {"mean_phi": 1, "z": 1, "min_phi": 1, "perplexity": -1, "num_tokens": -1}
+# {part of a choice: (statistic, +1 for a lower bound, -1 for an upper one)}
+BOUNDS = {
+    "min_mean_phi": ("mean_phi", 1),
+    "max_mean_phi": ("mean_phi", -1),
+    "min_z": ("z", 1),
+    "max_z": ("z", -1),
+    "max_share_below": ("share_below", -1),
+}
 BATCH_ROWS = 1024  # of a Parquet file
 
 
@@ -72,7 +81,10 @@ def filter_data(scores: str | Path | Scores, out: str | Path, **choice: Any) -> 
     table = _read(found, chosen.below)
     kept, reasons = select(table, chosen)
     if not len(kept):
-        raise DataError(f"{found.path}: the choice keeps none of {len(table['index'])} samples ({_words(reasons)}).")
+        raise DataError(
+            f"{found.path}: the choice keeps none of {len(table['index'])} samples ({_words(reasons)}). "
+            f"{_ranges(table, chosen, reasons)}"
+        )
     record = {
         "scores": str(found.path),
         "data": found.settings.data.data,
@@ -132,10 +144,7 @@ def select(table: Mapping[str, np.ndarray], choice: Choice) -> tuple[np.ndarray,
         reasons[name] = int((~inside).sum())
         kept = kept[inside]
 
-    for name, column, sign in (
-        *(("min_mean_phi", "mean_phi", 1), ("max_mean_phi", "mean_phi", -1)),
-        *(("min_z", "z", 1), ("max_z", "z", -1), ("max_share_below", "share_below", -1)),
-    ):
+    for name, (column, sign) in BOUNDS.items():
         bound = getattr(choice, name)
         if bound is not None:
             keep(name, sign * np.nan_to_num(table[column][kept]) >= sign * bound)
@@ -168,6 +177,17 @@ def _effect(table: Mapping[str, np.ndarray], places: np.ndarray) -> dict[str, fl
 
 def _words(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{name} left out {count}" for name, count in reasons.items())
+
+
+def _ranges(table: Mapping[str, np.ndarray], choice: Choice, reasons: Mapping[str, int]) -> str:
+    """`mean_phi: min -2.1, median -0.4, max 0.1` of all samples, of each statistic by which some were left out."""
+    others = {"quantiles": choice.by, "max_rows": choice.by, "max_tokens": "num_tokens"}
+    parts = {name: BOUNDS[name][0] if name in BOUNDS else others[name] for name, count in reasons.items() if count}
+    told = []
+    for column in dict.fromkeys(parts.values()):
+        low, median, high = (number(float(x)) for x in np.quantile(np.nan_to_num(table[column]), (0, 0.5, 1)))
+        told.append(f"{column}: min {low}, median {median}, max {high}")
+    return f"Choose by the values of all samples: {'; '.join(told)}."
 
 
 def _rows_of(scores: Scores, numbers: np.ndarray) -> Iterator[Row]:

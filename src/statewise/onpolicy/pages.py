@@ -9,8 +9,7 @@ import numpy as np
 
 from statewise.estimates import number
 from statewise.onpolicy import figures
-from statewise.onpolicy.cll import SHARES
-from statewise.onpolicy.summary import SHOWN_PATHS, SHOWN_SAMPLES, fetch, nearest_samples
+from statewise.onpolicy.summary import NUMBERS, SHOWN_PATHS, SHOWN_SAMPLES, fetch, nearest_samples
 from statewise.report.page import Block, Details, Figure, Paragraph, Section, Table, Tokens, write_page
 
 if TYPE_CHECKING:
@@ -32,18 +31,6 @@ SAMPLE_COLUMNS = (
     ),
 )
 SHOWN_PROMPT, SHOWN_TOKENS = 600, 600
-NUMBERS = {
-    "mean_phi": "mean phi, nats a token",
-    "std_phi": "standard deviation of phi",
-    "mean_logprob": "mean log p, nats a token",
-    "perplexity": "perplexity",
-    "mean_entropy": "mean entropy of the states, nats",
-    "mean_varentropy": "mean varentropy of the states, nats^2",
-    "mean_log_rank": "mean ln(1 + rank)",
-    "share_rank_0": "share of tokens that are the model's first choice",
-    **{name: f"share of tokens with phi > {level:g}" for name, level in SHARES.items()},
-    "min_phi": "lowest phi",
-}
 
 
 def write_score_page(scores: Scores, summary: Mapping[str, Any]) -> None:

@@ -24,6 +24,18 @@ COLUMNS = (
     *("index", "num_tokens", "mean_phi", "sum_phi", "z", "sum_square", "sum_varentropy", "sum_square_variance"),
     *("mean_logprob", "mean_entropy", "mean_log_rank", "min_phi", *SHARES, "phi", "rank"),
 )
+NUMBERS = {  # of summary.json, in words with their units
+    "mean_phi": "mean phi = log p + H, nats a token",
+    "std_phi": "standard deviation of phi, nats",
+    "min_phi": "lowest phi, nats",
+    **{name: f"tokens with phi > {level:g}, share" for name, level in SHARES.items()},
+    "share_rank_0": "tokens that are the model's first choice, share",
+    "mean_logprob": "mean log p, nats a token",
+    "perplexity": "perplexity, exp(-mean log p)",
+    "mean_entropy": "mean entropy of the states, nats",
+    "mean_varentropy": "mean varentropy of the states, nats^2",
+    "mean_log_rank": "mean ln(1 + rank)",
+}
 
 
 class _Totals:

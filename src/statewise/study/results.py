@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 from statewise.errors import RunError
 from statewise.evals.ledger import Ledger, Results, make_ledger
+from statewise.files import json_row
 from statewise.run import RunDir, steps_in
 
 
@@ -115,6 +116,43 @@ def _read_run(out: Path, row: Mapping[str, Any]) -> StudyRun:
         return StudyRun(row["arm"], row["seed"], path, base, row, "waiting")
     run = RunDir.open(path)
     return StudyRun(row["arm"], row["seed"], path, base, row, run.status, run.info)
+
+
+def why_waiting(study: StudyResults, run: StudyRun) -> str | None:
+    """What keeps a run that has not begun: the base or teacher that failed, or its own failure before it began."""
+    told = _told_failures(study.path)
+    rows = {Path(row["run"]).name: row for row in study.plan["runs"]}
+    for need in _needed(rows, run.path.name):
+        error = _failure(study.path / need, told)
+        if error is not None:
+            return f"waits for {Path(need).name}, which failed: {error}"
+    return told.get(run.path.name)
+
+
+def _needed(rows: Mapping[str, Mapping[str, Any]], key: str) -> Iterator[str]:
+    """Directories of all that a run needs, those that the others need first."""
+    row = rows[key]
+    yield row["base"]
+    for need in row.get("needs", ()):
+        yield from _needed(rows, need)
+        yield rows[need]["run"]
+
+
+def _failure(path: Path, told: Mapping[str, str]) -> str | None:
+    """The first line of a failed piece's error; None for one that didn't fail."""
+    status = RunDir.open(path).status if (path / "run.json").is_file() else "waiting"
+    if status in ("completed", "running"):
+        return None
+    error = RunDir.open(path).info.get("error") if status == "failed" else told.get(path.name)
+    return str(error or "no error was kept").partition("\n")[0] if error or status == "failed" else None
+
+
+def _told_failures(out: Path) -> dict[str, str]:
+    """{piece: error's first line} of what failed when the study last ran."""
+    file = out / "study.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    last = json_row(lines[-1]) if lines else None
+    return {key: str(error).partition("\n")[0] for key, error in ((last or {}).get("failed") or {}).items()}
 
 
 def progress(run: StudyRun) -> dict[str, Any]:

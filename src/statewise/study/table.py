@@ -8,7 +8,7 @@ from typing import Any
 
 from statewise.evals.ledger import Change, Estimate
 from statewise.files import plain
-from statewise.study.results import StudyResults, progress
+from statewise.study.results import StudyResults, progress, why_waiting
 
 Row = dict[str, Any]
 TOKENS = {"trained_tokens": "tokens", "generated_tokens": "generated_tokens", "teacher_tokens": "teacher_tokens"}
@@ -72,14 +72,14 @@ def _costs(study: StudyResults, arm: str) -> Row:
 
 
 def status(study: StudyResults) -> list[Row]:
-    """A row a run."""
+    """A row a run; error: why it failed, or what keeps it from beginning."""
     return [
         {
             "arm": run.arm,
             "seed": run.seed,
             "status": run.status,
             **progress(run),
-            "error": run.error,
+            "error": why_waiting(study, run) if run.status == "waiting" else run.error,
             "run": str(run.path),
         }
         for run in study.runs
