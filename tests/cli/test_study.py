@@ -50,7 +50,7 @@ def test_plan(cli: Cli, study_file: Path) -> None:
 def test_status_and_table(cli: Cli, done: Path) -> None:
     status = cli("study", "status", done)
     assert "failed" in status.out and "boom" in status.out
-    assert "statewise study run FILE.toml" in status.err
+    assert f"statewise study run FILE.toml --out {done}`" in status.err
     done.with_suffix(".toml").touch()
     assert f"statewise study run {done}.toml`" in cli("study", "status", done).err
     table = cli("study", "table", done).out.splitlines()

@@ -99,7 +99,7 @@ def status(place: Path = PLACE, as_json: bool = JSON) -> None:
     print_table(columns, [[_short(row.get(column)) for column in columns] for row in rows])
     if any(row["error"] for row in rows):
         own = place if place.suffix == ".toml" else place.with_name(f"{place.resolve().name}.toml")
-        file = own if own.is_file() else "FILE.toml"
+        file = own if own.is_file() else f"FILE.toml --out {place}"
         say(f"To go on, mend the cause and run `statewise study run {file}`: what failed or waits is tried again.")
 
 
