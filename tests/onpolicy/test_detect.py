@@ -17,6 +17,8 @@ from statewise.models.load import load_policy
 from statewise.onpolicy.detect import detect
 from statewise.onpolicy.drift import pair_statistics
 from statewise.onpolicy.scoring import score
+from statewise.onpolicy.verdict import own_words
+from statewise.stats.martingale import OwnTest
 from statewise.tiny import tasks
 from statewise.types import Sampling
 
@@ -169,3 +171,11 @@ def model_dir(tmp_path: Path) -> Iterator[Path]:
     policy.model.save_pretrained(tmp_path / "own")
     tokenizer.save_pretrained(tmp_path / "own")
     yield tmp_path / "own"
+
+
+@pytest.mark.parametrize(("low", "says"), [(0.012, True), (-0.001, False)])
+def test_an_interval_without_0_that_is_no_proof_is_explained(low: float, says: bool) -> None:
+    """Sure tokens hardly vary among themselves, and own samples would now and then draw an unlikely one."""
+    test = OwnTest(z=1.9, p_mean=0.06, variance_ratio=0.1, p_variance=0.2, p=0.12, detectable=0.02)
+    said = own_words(test, 0.014, low, 0.016, 0.02, 1.0)
+    assert said.startswith("Nothing speaks against") and ("would itself vary by 0.014 around 0" in said) == says

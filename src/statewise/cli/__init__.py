@@ -22,6 +22,7 @@ from statewise.cli import (
     filter,
     geometry,
     ledger,
+    merge,
     power,
     realign,
     recipe,
@@ -67,6 +68,7 @@ app.command("filter")(filter.command)
 app.command("sample", context_settings={"ignore_unknown_options": True})(sample.command)
 app.command("realign")(realign.command)
 app.command("doctor", context_settings={"ignore_unknown_options": True})(doctor.command)
+app.command("merge")(merge.command)
 app.command("geometry")(geometry.command)
 app.add_typer(recipe.app, name="recipe")
 app.command("check")(check.command)

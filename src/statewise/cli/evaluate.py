@@ -73,7 +73,7 @@ def _load(model: str, adapter: str | None, dtype: str, device: str | None) -> An
     from statewise.component import build
     from statewise.settings import ModelSettings
 
-    path = _checkpoint(Path(model)) if (Path(model) / "run.json").is_file() else model
+    path = checkpoint_of(model)
     plain: dict[str, Any] = {"path": str(path), "dtype": dtype, "adapter": {"path": adapter} if adapter else None}
     settings = build(ModelSettings, plain, "model")
     import torch
@@ -85,12 +85,15 @@ def _load(model: str, adapter: str | None, dtype: str, device: str | None) -> An
     return load_policy(settings, device=device or ("cuda" if torch.cuda.is_available() else None))
 
 
-def _checkpoint(path: Path) -> Path:
+def checkpoint_of(model: str) -> Path | str:
+    """The last valid checkpoint of a run, anything else as it is. Raises CheckpointError where a run has none."""
+    if not (Path(model) / "run.json").is_file():
+        return model
     from statewise.training.checkpoint import latest_valid
 
-    found = latest_valid(path, say)
+    found = latest_valid(Path(model), say)
     if found is None:
-        raise CheckpointError(f"{path}: has no valid checkpoint; train it first, or name a checkpoint directory.")
+        raise CheckpointError(f"{model}: has no valid checkpoint; train it first, or name a checkpoint directory.")
     return found
 
 

@@ -32,6 +32,7 @@ def own_words(test: OwnTest, mean: float, low: float, high: float, mean_entropy:
         return (
             f"Nothing speaks against these being the model's own samples {at}: {told}, z = {number(test.z, '+.2f')}, p = "
             f"{test.p:.2g}. A drift of {test.detectable:.3f} nats a token would have been found in four of five cases."
+            f"{_alike(test, low, high)}"
         )
     proof = f"{told}, z = {number(test.z, '+.1f')}, p = {test.p:.2g}"
     if test.p_mean >= LEVEL / 2:
@@ -47,6 +48,17 @@ def own_words(test: OwnTest, mean: float, low: float, high: float, mean_entropy:
         )
     how = "off-policy" if mean < OFF_POLICY else "slightly off-policy"
     return f"These are {how}: {proof}. The model itself would not write so."
+
+
+def _alike(test: OwnTest, low: float, high: float) -> str:
+    """Why an interval that leaves out 0 is no proof: these data vary less than the model's draws would."""
+    if not low * high > 0:
+        return ""
+    half = 1.959964 * test.detectable / (1.959964 + 0.841621)
+    return (
+        f" The interval, of how these samples differ from each other, leaves out 0; but the mean of as many own samples "
+        f"would itself vary by {half:.3f} around 0."
+    )
 
 
 NAMES = {

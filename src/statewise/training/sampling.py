@@ -17,6 +17,7 @@ from statewise.models.score import InProcessScorer
 from statewise.recipe import Recipe
 from statewise.signals.reward import Reward, is_sampled
 from statewise.sources.judging import completion_text, judged
+from statewise.sources.plain import untemplated
 from statewise.training.opened import Models, directory_of
 from statewise.training.world import replace_model
 from statewise.types import Rollout, World
@@ -45,6 +46,8 @@ def sampled_rows(
         raise RecipeError(f"source '{source.kind}' samples nothing; expected one such as 'rejection' or 'teacher'.")
     world = open_world(recipe)
     source.before_training(source, world)
+    if doubt := untemplated(source, world):
+        say(f"warning: {doubt}")
     wanted = count or source.num_examples(world) or size
     steps = -(-wanted // size)
     group = getattr(source, "group_size", 1)
