@@ -265,12 +265,16 @@ def _fields_at(cls: type[BaseModel], loc: Sequence[Any]) -> list[str]:
 
 
 def load_plugin(name: str, base: Path | None = None) -> list[type[Component]]:
-    """Import a plug-in by file path (`my_loss.py`), module (`package.module`) or entry point, and return its components."""
-    before = {cls for by_kind in REGISTRY.values() for cls in by_kind.values()}
-    module = load_file(name, base) if name.endswith(".py") else load_module(name)
-    new = [c for by_kind in REGISTRY.values() for c in by_kind.values() if c not in before]
-    return new or [c for _, c in inspect.getmembers(module, _is_component) if c.__module__ == module.__name__]
+    """Import a plug-in by file path (`my_loss.py`), module (`package.module`) or entry point.
+
+    Returns the components that the file, or the module's package, defines; those that it imports from elsewhere are not its.
+    """
+    is_file = name.endswith(".py")
+    before = set(_registered()) if is_file else set()  # an earlier file of the same name has the same module
+    module = load_file(name, base) if is_file else load_module(name)
+    package = module.__name__.partition(".")[0]
+    return [c for c in _registered() if c not in before and c.__module__.partition(".")[0] == package]
 
 
-def _is_component(value: Any) -> bool:
-    return inspect.isclass(value) and issubclass(value, Component) and bool(value.kind)
+def _registered() -> list[type[Component]]:
+    return [c for by_kind in REGISTRY.values() for c in by_kind.values()]
