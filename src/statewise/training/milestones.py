@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from statewise.errors import RecipeError
@@ -11,34 +12,39 @@ from statewise.training import saving
 from statewise.training.distributed import is_sharded
 
 if TYPE_CHECKING:
-    from statewise.component import Diagnostic
+    from statewise.component import Component, Diagnostic
     from statewise.training.loop import Session
 
 
 def at_start(session: Session) -> None:
-    """Evaluate step 0, unless a resumed run did so before."""
+    """Evaluate step 0, or what was due at the step that a resumed run goes on from; unless that was done before."""
     settings = session.recipe.eval
     if settings.tasks and is_sharded(session.training.learner):
         raise RecipeError(
             "eval.tasks: evaluation inside a run is not possible while parameters are sharded (FSDP); set eval.tasks = [] "
             "and run `statewise eval RUN` on the checkpoint."
         )
-    if session.training.spent.step == 0 and settings.at_start:
+    if settings.at_start if session.training.spent.step == 0 else _is_due(session):
         evaluate(session)
 
 
 def after_step(session: Session, *, stopping: bool) -> None:
-    """Evaluate and save where the recipe says so; the last step is left to `at_end`."""
-    step = session.training.spent.step
-    if session.progress() < 1.0 or stopping:
-        every = session.recipe.eval.every
-        evaluated = bool(every) and step % every == 0
-        if evaluated:
-            evaluate(session)
-        saves = session.recipe.checkpoint.every
-        wanted = bool(saves) and step % saves == 0
-        if wanted or stopping or (evaluated and session.recipe.checkpoint.keep_best):
-            saving.save(session, _best(session))
+    """Save and evaluate where the recipe says so; the last step is left to `at_end`.
+
+    A run that is stopping only saves: its evaluation is the first thing that it does when it goes on.
+    """
+    step, settings, evaluates = session.training.spent.step, session.recipe.checkpoint, _is_due(session)
+    wanted = session.progress() < 1.0 and bool(settings.every) and step % settings.every == 0
+    if stopping or wanted or (evaluates and settings.keep_best):
+        saving.save(session, _best(session))
+    if evaluates and not stopping:
+        evaluate(session)
+
+
+def _is_due(session: Session) -> bool:
+    """Whether this step, which is not the last, ends with an evaluation."""
+    step, every = session.training.spent.step, session.recipe.eval.every
+    return session.progress() < 1.0 and bool(every) and step % every == 0
 
 
 def on_lost_endpoint(session: Session) -> None:
@@ -47,11 +53,11 @@ def on_lost_endpoint(session: Session) -> None:
 
 
 def at_end(session: Session) -> None:
-    """Evaluate and save the final weights."""
+    """Save and evaluate the final weights."""
     settings, step = session.recipe.eval, session.training.spent.step
+    saving.save(session, _best(session))
     if settings.at_end and not (step == 0 and settings.at_start):
         evaluate(session)
-    saving.save(session, _best(session))
     if session.is_main:
         for part in session.recipe.diagnostics:
             _diagnose(session, part)
@@ -75,29 +81,43 @@ def _diagnose(session: Session, part: Diagnostic) -> None:
 
 def evaluate(session: Session) -> None:
     """Run the recipe's tasks on the current weights, on rank 0 while the others wait; once a step, however often resumed."""
-    recipe, step = session.recipe, session.training.spent.step
-    tasks = [] if is_sharded(session.training.learner) else recipe.eval.all_tasks()
+    step = session.training.spent.step
+    tasks = [] if is_sharded(session.training.learner) else session.recipe.eval.all_tasks()
     if tasks and session.is_main and step not in session.run.evals():
-        from statewise import evals
-
         session.display.say(f"evaluating at step {step}")
-        started = time.perf_counter()
-        results = evals.run(
-            session.policy,
-            tasks,
-            out=session.run.eval_dir(step),
-            seed=recipe.seed,
-            batch_tokens=recipe.eval.batch_tokens,
-            base_dir=recipe.base_dir,
-            cache=_base_scores(session) if step == 0 else None,
-        )
-        row: dict[str, Any] = {"step": step, "eval_seconds": time.perf_counter() - started}
-        for name, result in results.items():
-            row |= {f"eval/{name}": result.mean, f"eval/{name}/low": result.low, f"eval/{name}/high": result.high}
-        session.log(row)
-        session.display.say(f"step {step}: " + ", ".join(f"{n} {r.mean:.3f}" for n, r in results.items()))
-        session.policy.model.train()
+        try:
+            _measure(session, tasks)
+        except Exception:
+            if step in session.run.checkpoints():
+                session.display.say(
+                    f"the evaluation at step {step} failed; the weights are in {session.run.checkpoints()[step]}. Mend it and "
+                    f"go on with: statewise train --resume {session.run.path}"
+                )
+            raise
+        saving.prune(session, _best(session))
     session.training.accelerator.wait_for_everyone()
+
+
+def _measure(session: Session, tasks: Sequence[Component]) -> None:
+    """A row of metrics.jsonl with the scores of all tasks; the records go to the run's `evals`."""
+    from statewise import evals
+
+    recipe, step, started = session.recipe, session.training.spent.step, time.perf_counter()
+    results = evals.run(
+        session.policy,
+        tasks,
+        out=session.run.eval_dir(step),
+        seed=recipe.seed,
+        batch_tokens=recipe.eval.batch_tokens,
+        base_dir=recipe.base_dir,
+        cache=_base_scores(session) if step == 0 else None,
+    )
+    row: dict[str, Any] = {"step": step, "eval_seconds": time.perf_counter() - started}
+    for name, result in results.items():
+        row |= {f"eval/{name}": result.mean, f"eval/{name}/low": result.low, f"eval/{name}/high": result.high}
+    session.log(row)
+    session.display.say(f"step {step}: " + ", ".join(f"{n} {r.mean:.3f}" for n, r in results.items()))
+    session.policy.model.train()
 
 
 def _base_scores(session: Session) -> Any:

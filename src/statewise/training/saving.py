@@ -21,7 +21,7 @@ OPTIMIZER, COMPONENTS = "optimizer.safetensors", "components.safetensors"
 
 def save(session: Session, best: int | None) -> None:
     """Write the checkpoint of the current step (collective: every rank must call it) and prune old ones."""
-    training, settings = session.training, session.recipe.checkpoint
+    training = session.training
     weights = model_state(training.learner, trained_only=session.recipe.model.adapter is not None)
     optimizer = optimizer_state(training.learner, training.optimizer)
     if session.is_main:
@@ -33,9 +33,15 @@ def save(session: Session, best: int | None) -> None:
                 checkpoint.save_tensors(path / COMPONENTS, training.world.state)
 
         checkpoint.save(session.run.path, training.spent.step, write=write, state=asdict(training.spent))
-        keep = {best} if best is not None else set()
-        checkpoint.prune(session.run.path, settings.keep_last, settings.keep_every, keep)
+        prune(session, best)
     training.accelerator.wait_for_everyone()
+
+
+def prune(session: Session, best: int | None) -> None:
+    """Delete the checkpoints that the recipe does not keep; `best`: the step with the best score so far."""
+    settings = session.recipe.checkpoint
+    keep = {best} if best is not None else set()
+    checkpoint.prune(session.run.path, settings.keep_last, settings.keep_every, keep)
 
 
 def find(run: RunDir, accelerator: Any, say: Callable[[str], None]) -> Path | None:
