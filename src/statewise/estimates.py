@@ -4,6 +4,20 @@ from __future__ import annotations
 
 import math
 
+ENOUGH_SEEDS = 5
+
+
+def few_seeds(seeds: int) -> str | None:
+    """What intervals over so few seeds leave out, None where there are enough."""
+    if seeds >= ENOUGH_SEEDS or seeds < 1:
+        return None
+    if seeds == 1:
+        return "One seed an arm: intervals are over examples alone and say nothing of how runs with other seeds would differ."
+    return (
+        f"{seeds} seeds an arm: how runs differ from seed to seed is hardly known, and intervals are too narrow for it; "
+        f"{ENOUGH_SEEDS} are the least to rely on."
+    )
+
 
 def number(value: float, form: str = ".4g") -> str:
     """The value in `form`; what is rounded to 0 has no sign."""

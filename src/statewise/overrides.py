@@ -15,6 +15,8 @@ from statewise.foreign import hint
 # Settings of embedded data alone, and how its names begin.
 MADE = {"count": "tiny:", "seed": "tiny:", "steps": "tiny:math", "style": "tiny:math"}
 
+COMPONENTS = ("loss", "weight", "on", "verifier")  # fields that a kind alone is short for
+
 
 def apply_overrides(plain: dict[str, Any], overrides: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
     """A copy of `plain` with `a.b.0.c=value` set; values are TOML, and anything that is not TOML is a string.
@@ -64,13 +66,13 @@ def _set(node: Any, keys: list[str], value: Any, override: str) -> None:
             raise RecipeError(f"override '{override}': '{'.'.join(keys[:depth])}' is {node!r}, not a table.")
         if last:
             node[index] = value
-        elif isinstance(node, dict):
-            child = node.setdefault(index, {})
-            if isinstance(child, str) and depth <= 1:  # source = "dataset" is short for source = { kind = "dataset" }
-                child = node[index] = {"kind": child}
-            node = child
-        else:
-            node = node[index]
+            return
+        if isinstance(node, dict):
+            node.setdefault(index, {})
+        if isinstance(node[index], str) and (isinstance(node, list) or depth == 0 or key in COMPONENTS):
+            # source = "dataset" is short for source = { kind = "dataset" }, a term "nll" for { loss = "nll" }
+            node[index] = {"loss" if keys[:depth] == ["objective"] else "kind": node[index]}
+        node = node[index]
 
 
 def to_toml(plain: dict[str, Any]) -> str:

@@ -205,6 +205,18 @@ def test_eval_of_a_run(
     assert engine[0]["settings"].path == str(run.path / "checkpoints" / "step_000003")
 
 
+def test_eval_of_a_run_takes_its_recipe_s_tasks(
+    cli: Callable[..., Any], engine: list[dict[str, Any]], recipe_file: Path, tmp_path: Path
+) -> None:
+    recipe = Recipe.load(recipe_file, ['eval.tasks=["tiny:facts"]'])
+    run = RunDir.create(tmp_path / "run", recipe)
+    checkpoint.save(run.path, 3, write=lambda path: None, state={})
+    cli("eval", run.path, "--json")
+    assert engine[1]["tasks"] == recipe.eval.tasks and engine[1]["base_dir"] == recipe.base_dir.resolve()
+    untasked = RunDir.create(tmp_path / "untasked", Recipe.load(recipe_file, ["eval.tasks=[]"]))
+    assert "no task is named" in cli("eval", untasked.path).err
+
+
 def test_tiny_build(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def build(out: Path, seed: int, progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         progress({"step": 10, "loss": 2.5})

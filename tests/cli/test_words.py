@@ -74,6 +74,13 @@ def test_tasks() -> None:
     assert parse_task("cli:sums") == Sums()
     assert parse_task("cli:sums:hard") == Longer()
     assert parse_task("cli:sums:limit=3,data=/a:b.jsonl") == Sums(limit=3, data="/a:b.jsonl")
+    assert split_settings("data=a.jsonl,columns.answer=gold,columns.prompt=q,limit=3") == {
+        "data": "a.jsonl",
+        "columns": {"answer": "gold", "prompt": "q"},
+        "limit": 3,
+    }
+    with pytest.raises(RecipeError, match="received 'columns.answer=gold', expected key=value"):
+        split_settings("columns=q,columns.answer=gold")
     with pytest.raises(RecipeError, match="unknown task 'cli:sum'; did you mean 'cli:sums'"):
         parse_task("cli:sum:limit=3")
     with pytest.raises(RecipeError, match="unknown key; did you mean 'limit'"):

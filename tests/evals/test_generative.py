@@ -50,6 +50,21 @@ def test_the_layouts_of_svamp_and_mawps(write, context, engines):
         task("mawps")
 
 
+def test_training_data_are_asked_and_their_answers_are_the_reference(write, context, engines):
+    asked, answer = {"role": "user", "content": "3 + 4?"}, {"role": "assistant", "content": "It is 7.\n#### 7"}
+    rows = [
+        {"messages": [asked, answer]},
+        {"prompt": [asked], "completion": [answer]},
+        {"prompt": "3 + 4?", "completion": answer["content"]},
+    ]
+    sampler = engines.sampler(["#### 7"] * 3)
+    records = task("generative", data=write("t.jsonl", rows)).run(context(sampler))
+    assert [(r["reference"], r["score"]) for r in records] == [("7", 1.0)] * 3
+    assert len(set(sampler.prompts)) == 1, "the answer is not in the prompt"
+    with pytest.raises(DataError, match="no 'answer', which task 'generative' reads"):
+        task("generative", data=write("u.jsonl", [{"messages": [asked]}])).run(context(sampler))
+
+
 def test_any_file_with_columns_template_and_system(write, context, engines):
     data = write("q.jsonl", [{"id": "a", "q": "2 {+} 2?", "hint": "add", "gold": "four"}])
     chosen = task("generative", data=data, columns={"prompt": "q", "answer": "gold"}, template="{prompt} ({hint})")

@@ -86,6 +86,18 @@ def test_shipped_recipes_load(name: str):
     assert all(line.strip() for line in recipe.explain())
 
 
+def test_overrides_reach_what_a_kind_alone_is_short_for():
+    plain = {**PLAIN, "objective": ["nll"], "signal": ["gold"]}
+    recipe = Recipe.from_plain(
+        plain, ["objective.0.weight=cll", "objective.0.weight.gamma_max=1.5", "eval.tasks=['tiny:math']"]
+    )
+    assert recipe.objective[0].weight.gamma_max == 1.5 and recipe.objective[0].loss.kind == "nll"
+    recipe = Recipe.from_plain(recipe.to_plain() | {"eval": {"tasks": ["tiny:math"]}}, ["eval.tasks.0.count=7"])
+    assert recipe.eval.tasks[0].count == 7
+    with pytest.raises(RecipeError, match=r"'model\.path' is 'tiny', not a table"):
+        Recipe.from_plain({**PLAIN, "model": {"path": "tiny"}}, ["model.path.rank=8"])
+
+
 def test_overrides_reach_list_items_and_new_tables():
     recipe = make(("objective.0.coef=0.5", "objective.0.weight.gamma_max=1.5", "checkpoint.every=2"))
     assert recipe.objective[0].coef == 0.5

@@ -56,6 +56,7 @@ def test_the_answer(runs: Runs) -> None:
 def test_a_single_run_is_answered_for(runs: Runs) -> None:
     answer = model_of(runs[:1]).answer
     assert answer[0].startswith(("mild gained on math", "mild: the change on math"))
+    assert answer[-1].startswith("One seed an arm: intervals are over examples alone")
 
 
 def test_an_answer_names_a_task_where_runs_share_no_target(runs: Runs) -> None:

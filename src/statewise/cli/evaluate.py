@@ -29,7 +29,7 @@ def command(
     dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
     as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
 ) -> None:
-    """Evaluate a model or a run.
+    """Evaluate a model or a run, a run on its recipe's own tasks where none is named.
 
     Prints means with 95 % intervals; --out keeps a record for every example.
     """
@@ -38,12 +38,12 @@ def command(
             f"eval: received {[m for m in (model, named) if m]}, expected one model, such as `eval tiny`."
         )
     model = model or named
-    chosen = _tasks(task, tasks, plugin)
+    chosen, base_dir = _tasks(task, tasks, plugin, Path(model))
     say(f"evaluating {model} on {', '.join(getattr(t, 'name', None) or t.kind for t in chosen)}")
     policy = _load(model, adapter, dtype, device)
     from statewise import evals
 
-    results = evals.run(policy, chosen, out=out, seed=seed, limit=limit, base_dir=Path("."), progress=_reporter())
+    results = evals.run(policy, chosen, out=out, seed=seed, limit=limit, base_dir=base_dir, progress=_reporter())
     if as_json:
         return print_json({name: result.summary() for name, result in results.items()})
     rows = [
@@ -52,16 +52,21 @@ def command(
     print_table(["task", "metric", "n", "mean [95 %]"], rows)
 
 
-def _tasks(texts: list[str], file: Path | None, plugins: list[str]) -> list[Any]:
+def _tasks(texts: list[str], file: Path | None, plugins: list[str], model: Path) -> tuple[list[Any], Path]:
+    """What is asked, and where its files are: the tasks named, else those of a run's own recipe."""
     from statewise.cli.words import parse_task, read_tasks
     from statewise.component import load_plugin
+    from statewise.run import RunDir
 
     for name in plugins:
         load_plugin(name)
     chosen = [*(parse_task(text) for text in texts), *(read_tasks(file) if file is not None else ())]
-    if not chosen:
+    if chosen:
+        return chosen, Path(".")
+    recipe = RunDir.open(model).recipe() if (model / "run.json").is_file() else None
+    if recipe is None or not recipe.eval.tasks:
         raise RecipeError("eval: no task is named; give --task KIND (such as tiny:math) or --tasks FILE.toml.")
-    return chosen
+    return list(recipe.eval.tasks), recipe.base_dir
 
 
 def _load(model: str, adapter: str | None, dtype: str, device: str | None) -> Any:

@@ -10,7 +10,7 @@ import typer
 
 from statewise.cli.output import print_json, print_table, say
 from statewise.errors import CheckFailed, RecipeError, RunError
-from statewise.estimates import interval, number
+from statewise.estimates import few_seeds, interval, number
 
 if TYPE_CHECKING:
     from statewise.evals.ledger import Change, Estimate, Ledger
@@ -102,7 +102,7 @@ def _print(ledgers: list[Ledger]) -> None:
             print(
                 f"mean forgetting {_told(ledger.forgetting, '+.4f')}, mean retention {_told(ledger.retention, '.4f')}"
             )
-        print(f"{ledger.method}\n")
+        print("\n".join([ledger.method, *filter(None, [few_seeds(ledger.seeds)]), ""]))
 
 
 def _row(c: Change) -> list[Any]:

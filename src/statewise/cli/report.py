@@ -10,6 +10,7 @@ import typer
 
 from statewise.cli.output import print_json, print_table, say
 from statewise.errors import RunError
+from statewise.estimates import few_seeds
 
 if TYPE_CHECKING:
     from statewise.report.model import ReportModel
@@ -115,7 +116,8 @@ def _print(model: ReportModel) -> None:
     ]
     if rows:
         print_table(["task", "arm", str(model.versus), "score", "difference [95 %]", "p Holm", ""], rows)
-        print("\n".join(text for text in (model.evaluated, f"{model.method}\n") if text))
+        few = few_seeds(max(row["seeds"] for row in model.contrasts))
+        print("\n".join([*filter(None, [model.evaluated, model.method, few]), ""]))
     else:
         say("nothing to compare: the runs share no task that was evaluated to the end.")
     if model.differences:

@@ -12,7 +12,7 @@ import typer
 from statewise.cli.output import estimate, print_json, print_table, say
 from statewise.cli.study_progress import Teller
 from statewise.errors import CheckFailed, Interrupted
-from statewise.estimates import number
+from statewise.estimates import few_seeds, number
 
 if TYPE_CHECKING:
     from statewise.study.plan import Plan
@@ -149,6 +149,8 @@ def _print_table(place: Path, vs: str | None, as_json: bool) -> None:
     columns += [*(f"F {task}" for task in retention), "retention", "seconds", "trained", "sampled", "teacher"]
     print_table(columns, [_cells(row, target, retention, versus) for row in rows])
     print("means over seeds; F = base - post; retention: mean of post / base over tasks; tokens and seconds a run")
+    if few := few_seeds(max(row["seeds"] for row in rows)):
+        print(few)
 
 
 def _cells(row: dict[str, Any], target: str, retention: list[str], versus: str | None) -> list[Any]:

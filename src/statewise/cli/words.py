@@ -49,13 +49,19 @@ def _check_key(option: str, options: Sequence[str]) -> None:
 
 
 def split_settings(text: str) -> dict[str, Any]:
-    """`limit=100,data=a,b.jsonl` as {"limit": 100, "data": "a,b.jsonl"}; values are TOML, and what is not is text."""
+    """`limit=100,data=a,b.jsonl` as {"limit": 100, "data": "a,b.jsonl"}, `columns.answer=gold` as {"columns": {"answer":
+    "gold"}}; values are TOML, and what is not is text.
+    """
     settings: dict[str, Any] = {}
-    for part in re.split(r",(?=\w+=)", text):
+    for part in re.split(r",(?=[\w.]+=)", text):
         key, sign, value = part.partition("=")
-        if not sign or not key.isidentifier():
+        *tables, last = key.split(".")
+        inner = settings
+        for name in tables:
+            inner = inner.setdefault(name, {}) if isinstance(inner, dict) else inner
+        if not sign or not all(name.isidentifier() for name in (*tables, last)) or not isinstance(inner, dict):
             raise RecipeError(f"task settings '{text}': received '{part}', expected key=value,key=value.")
-        settings[key] = parse_value(value)
+        inner[last] = parse_value(value)
     return settings
 
 
@@ -64,7 +70,7 @@ def parse_task(text: str) -> Component:
     known = kinds("task")
     fitting = [kind for kind in known if text == kind or text.startswith(f"{kind}:")]
     if not fitting:
-        kind = re.split(r":(?=\w+=)", text)[0]
+        kind = re.split(r":(?=[\w.]+=)", text)[0]
         raise RecipeError(f"--task {text}: unknown task '{kind}'{nearest(kind, known)}")
     kind = max(fitting, key=len)
     settings = split_settings(text[len(kind) + 1 :]) if text != kind else {}

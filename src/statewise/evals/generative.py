@@ -152,11 +152,25 @@ def pass_at(k: int, samples: int, right: int) -> float:
 
 
 class Generative(FileTask, Generation, kind="generative"):
-    """Questions and answers of any file: columns `prompt` and `answer`."""
+    """Questions and answers of any file: columns `prompt` and `answer`, or training data's own: `messages`, or `prompt` and
+    `completion`, whose last answer is then the reference.
+    """
 
     def prepare(self, row: Row) -> Row:
+        row = _asked(row) if row.get("answer") is None else row
         self.field(row, "answer")
         return row
+
+
+def _asked(row: Row) -> Row:
+    """A row of training data as a question; as it is where it holds no answer."""
+    turns = row.get("messages")
+    if "prompt" not in row and isinstance(turns, list) and len(turns) > 1 and turns[-1].get("role") == "assistant":
+        row = {**row, "prompt": turns[:-1], "completion": turns[-1:]}
+    written = row.get("completion")
+    if isinstance(written, list) and written:
+        written = written[-1].get("content")
+    return {**row, "answer": written} if isinstance(written, str) else row
 
 
 class Gsm8k(FileTask, Generation, kind="gsm8k"):

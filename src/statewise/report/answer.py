@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from statewise.estimates import interval, number
+from statewise.estimates import few_seeds, interval, number
 from statewise.report.scores import BASE, Scores
 
 Row = dict[str, Any]
@@ -22,7 +22,8 @@ def sentences(table: Scores) -> list[str]:
     found = [_largest(gains, arms)] if gains else []
     found += _retention(kept, arms)
     found += _versus(table)
-    return [*found, *_open(table)]
+    few = few_seeds(max(row["seeds"] for row in [*gains, *kept]))
+    return [*found, *_open(table), *([few] if few else [])]
 
 
 def estimate(value: Row, form: str = ".3f") -> str:
