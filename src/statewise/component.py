@@ -194,6 +194,9 @@ class Task(Component, role="task"):
     def run(self, context: EvalContext) -> list[dict[str, Any]]:
         """One record an example, each with `id` and `score`."""
 
+    def check_files(self, base_dir: Path) -> None:
+        """Before a model is loaded: raises where the files that `run` needs aren't there or hold something else."""
+
 
 class Diagnostic(Component, role="diagnostic"):
     """What is seen of a run: while it trains, and in a table computed from its directory, with figures drawn from it."""
