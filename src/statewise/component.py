@@ -194,6 +194,9 @@ class Task(Component, role="task"):
     def run(self, context: EvalContext) -> list[dict[str, Any]]:
         """One record an example, each with `id` and `score`."""
 
+    def check_files(self, base_dir: Path) -> None:
+        """Before a model is loaded: raises where the files that `run` needs aren't there or hold something else."""
+
 
 class Diagnostic(Component, role="diagnostic"):
     """What is seen of a run: while it trains, and in a table computed from its directory, with figures drawn from it."""
@@ -265,12 +268,16 @@ def _fields_at(cls: type[BaseModel], loc: Sequence[Any]) -> list[str]:
 
 
 def load_plugin(name: str, base: Path | None = None) -> list[type[Component]]:
-    """Import a plug-in by file path (`my_loss.py`), module (`package.module`) or entry point, and return its components."""
-    before = {cls for by_kind in REGISTRY.values() for cls in by_kind.values()}
-    module = load_file(name, base) if name.endswith(".py") else load_module(name)
-    new = [c for by_kind in REGISTRY.values() for c in by_kind.values() if c not in before]
-    return new or [c for _, c in inspect.getmembers(module, _is_component) if c.__module__ == module.__name__]
+    """Import a plug-in by file path (`my_loss.py`), module (`package.module`) or entry point.
+
+    Returns the components that the file, or the module's package, defines; those that it imports from elsewhere are not its.
+    """
+    is_file = name.endswith(".py")
+    before = set(_registered()) if is_file else set()  # an earlier file of the same name has the same module
+    module = load_file(name, base) if is_file else load_module(name)
+    package = module.__name__.partition(".")[0]
+    return [c for c in _registered() if c not in before and c.__module__.partition(".")[0] == package]
 
 
-def _is_component(value: Any) -> bool:
-    return inspect.isclass(value) and issubclass(value, Component) and bool(value.kind)
+def _registered() -> list[type[Component]]:
+    return [c for by_kind in REGISTRY.values() for c in by_kind.values()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -49,6 +49,8 @@ def _findings(recipe: Recipe) -> Iterator[Finding]:
     yield from _templates(recipe)
     if _has_verifier(recipe):
         yield from _run("verifier", lambda: _verifier(recipe))
+    if recipe.eval.tasks:
+        yield from _run("evaluation", lambda: _evaluation(recipe))
     if recipe.model.sampler.engine != "built-in" and recipe.source.needs_policy:
         yield from _run("sampler", lambda: _sampler(recipe))
     for teacher in dict.fromkeys(recipe.models()):
@@ -159,10 +161,23 @@ def _has_verifier(recipe: Recipe) -> bool:
 
 def _verifier(recipe: Recipe) -> Finding:
     """The test that training would begin with."""
+    from statewise.training.ready import check_verifiers
+
+    check_verifiers(recipe, evaluation=False)
     world = _world(recipe)
     for part in (recipe.source, *recipe.signal):
         part.before_training(recipe.source, world)
     return Finding("verifier", "ok", "accepts reference answers, and neither nothing nor lists of all answers")
+
+
+def _evaluation(recipe: Recipe) -> Finding:
+    """Data and verifiers of the evaluation tasks."""
+    from statewise.evals.results import task_name
+    from statewise.training.ready import check_tasks, tasks_of
+
+    check_tasks(recipe)
+    names = [task_name(task) for _, task in tasks_of(recipe)]
+    return Finding("evaluation", "ok", f"can begin: {', '.join(names)}", {"tasks": names})
 
 
 def _sampler(recipe: Recipe) -> Finding:
@@ -194,6 +209,7 @@ def _sampler(recipe: Recipe) -> Finding:
 def _teacher(recipe: Recipe, wanted: TeacherModel) -> Finding:
     """Vocabulary, ends, the prompt in its own format, how far it is from the policy at the first tokens; what an endpoint
     can do."""
+    from statewise.training.profile import kl_profile
     from statewise.training.sampling import open_world
 
     with warnings.catch_warnings(record=True) as said:
@@ -201,7 +217,7 @@ def _teacher(recipe: Recipe, wanted: TeacherModel) -> Finding:
         world = open_world(recipe)
         teacher = world.open_model(wanted)
     doubts = [str(w.message) for w in said if "teacher" in str(w.message)]
-    profile = kl_profile(world, teacher, _prompts(recipe, world))
+    profile = kl_profile(world, teacher, _prompts(recipe, world), PROFILED[1])
     facts: dict[str, Any] = {"kl_policy_teacher": profile, "tokens": len(teacher.tokenizer)}
     facts |= {"endpoint": teacher.facts} if wanted.endpoint else {}
     other = _other_rendering(recipe, world.tokenizer, teacher.tokenizer)
@@ -242,42 +258,6 @@ def _other_rendering(recipe: Recipe, own: Any, other: Any) -> str | None:
     ask = [{"role": "user", "content": "2 + 2 = ?"}]
     ours, theirs = (t.apply_chat_template(ask, tokenize=False, add_generation_prompt=True) for t in (own, other))
     return None if ours == theirs else str(theirs)
-
-
-def kl_profile(world: World, teacher: Any, prompts: Sequence[Sequence[int]]) -> list[float]:
-    """Mean over prompts of KL(policy, teacher) at the first, second ... token of completions that the policy samples.
-
-    Of a teacher that gives its most probable tokens only, over those and one bucket; empty where it gives none.
-    """
-    import torch
-
-    from statewise.losses.divergence import coarsen, kl, shared_vocabulary
-    from statewise.models.load import stop_ids
-    from statewise.training.learner import Learner
-    from statewise.training.packing import collate
-    from statewise.types import Example, Rollout, Sampling, Segment
-
-    if not teacher.profiles:
-        return []
-    assert world.sampler is not None
-    sampling = Sampling(PROFILED[1], stop_ids=stop_ids(world.policy, world.tokenizer), seed=world.seed)
-    completions = world.sampler.generate(prompts, sampling)
-    rollouts = [
-        Rollout((Segment(tuple(p), "prompt"), Segment(c.tokens, "policy", True)), Example(str(i)))
-        for i, (p, c) in enumerate(zip(prompts, completions, strict=True))
-    ]
-    batch = collate(rollouts, 0).to(world.device)
-    at = batch.action_mask_BT[:, 1:].nonzero(as_tuple=True)
-    with torch.no_grad():
-        ours = Learner(world.policy, [])(batch, mode="dense").take(at).logits(slice(None))
-        rows = teacher.dense(batch).take(at)
-        ours, theirs = shared_vocabulary(ours, rows.logits(slice(None)))
-    if not getattr(rows, "whole", True):
-        ours, theirs = coarsen(ours, rows.ids_NK), coarsen(theirs, rows.ids_NK)
-    values = kl(ours, theirs)
-    starts = torch.tensor([len(p) for p in prompts], device=values.device)
-    place = at[1] + 1 - starts[at[0]]
-    return [float(values[place == index].mean()) for index in range(int(place.max()) + 1)]
 
 
 def _memory(recipe: Recipe) -> Finding:

@@ -31,7 +31,7 @@ def findings(cli: Cli, *words: object) -> tuple[int, dict[str, Any]]:
 
 def test_a_data_set(cli: Cli, small: list[str]) -> None:
     code, found = findings(cli, "dpo", *small)
-    assert code == 0 and set(found) == {"tokenizer", "data", "memory"}
+    assert code == 0 and set(found) == {"tokenizer", "data", "evaluation", "memory"}
     assert {f["status"] for f in found.values()} == {"ok"}
     assert found["data"]["facts"]["with_end_token"] == 32
     assert found["data"]["facts"]["preview"].endswith("<|im_end|>⟧\n")
@@ -109,7 +109,7 @@ def test_what_does_not_fit(cli: Cli, small: list[str], monkeypatch: pytest.Monke
     monkeypatch.setattr(plan, "free_bytes", lambda: 2**20)
     done = cli("doctor", "dpo", *small)
     assert done.code == 1 and "lower batch.micro_tokens" in done.out
-    assert "1 of 3 checks failed: memory" in done.err
+    assert "1 of 4 checks failed: memory" in done.err
 
 
 def test_an_embedding_too_few(cli: Cli, small: list[str], model_dir: Path, tmp_path: Path) -> None:  # noqa: F811

@@ -281,6 +281,9 @@ def test_a_missing_model_is_a_clear_error(tmp_path: Path):
 
 
 def test_a_run_that_failed_before_its_first_step_may_be_replaced(model_dir: Path, tmp_path: Path):
+    (tmp_path / "torn.jsonl").write_text("{")
+    source = {"kind": "dataset", "data": str(tmp_path / "torn.jsonl")}
     with pytest.raises(StatewiseError):
-        train(_recipe(model_dir, source={"kind": "dataset", "data": "gone.jsonl"}), tmp_path / "run", quiet=True)
+        train(_recipe(model_dir, source=source), tmp_path / "run", quiet=True)
+    assert RunDir.open(tmp_path / "run").status == "failed"
     assert train(_recipe(model_dir, budget={"max_steps": 1}), tmp_path / "run", quiet=True).status == "completed"

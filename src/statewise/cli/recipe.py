@@ -43,10 +43,12 @@ def list_recipes(as_json: bool = JSON) -> None:
 
 @app.command("check", context_settings=PASS_ON)
 def check(words: list[str] = WORDS, as_json: bool = JSON) -> None:
-    """Whether a recipe is valid; code 2 and the reason where it is not."""
+    """Whether a recipe is valid, its verifiers' files and functions included; code 2 and the reason where it is not."""
     from statewise.recipe import Recipe
+    from statewise.training.ready import check_verifiers
 
     recipe = Recipe.load(*_named(words))
+    check_verifiers(recipe)
     if as_json:
         return print_json({"name": recipe.name, "hash": recipe.hash, "valid": True})
     print(f"{recipe.name}: valid ({recipe.hash})")

@@ -95,8 +95,10 @@ def _show_plan(recipe: Recipe, as_json: bool) -> None:
 
     from statewise.training.plan import plan
     from statewise.training.progress import hide_library_noise
+    from statewise.training.ready import check_files
 
     hide_library_noise()
+    check_files(recipe)
     planned = plan(recipe)
     if as_json:
         return print_json({**_recipe_facts(recipe), "plan": asdict(planned)})

@@ -51,7 +51,9 @@ def run(
 
     Raises RecipeError for what is no task and for two tasks of one name, DataError where data can't be used.
     """
-    chosen = _parsed(tasks)
+    chosen = parsed(tasks)
+    for task in chosen:
+        task.check_files(base_dir)
     opened, tokenizer = _open(model, tokenizer)
     directory = None if out is None else Path(out)
     if directory is not None:
@@ -70,7 +72,8 @@ def run(
     return results
 
 
-def _parsed(tasks: Sequence[str | Component | dict[str, Any]]) -> list[Task]:
+def parsed(tasks: Sequence[str | Component | dict[str, Any]]) -> list[Task]:
+    """The tasks, which have files of their own each. Raises RecipeError."""
     chosen: list[Task] = [parse("task", item, f"tasks[{i}]") for i, item in enumerate(tasks)]  # type: ignore[misc]
     files: dict[str, str] = {}
     for task in chosen:

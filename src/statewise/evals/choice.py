@@ -31,6 +31,10 @@ class Choosing(PromptedTask):
     def is_random(self) -> bool:
         return False
 
+    def check_row(self, row: Row) -> None:
+        super().check_row(row)
+        self.choices(row)
+
     def choices(self, row: Row) -> tuple[list[str], int]:
         """The texts that are compared, and which is right."""
         choices = row.get("choices")

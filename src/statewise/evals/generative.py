@@ -47,6 +47,10 @@ class Generation(PromptedTask):
     def files(self) -> tuple[str, ...]:
         return () if self.verifier is None else self.verifier.files()
 
+    def check_files(self, base_dir: Path) -> None:
+        super().check_files(base_dir)
+        self._judge(base_dir)
+
     @property
     def is_random(self) -> bool:
         return self.temperature > 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -53,6 +55,12 @@ class Harness(Task, kind="lm_eval"):
     @property
     def higher_is_better(self) -> bool:
         return self.measure not in ROLLING
+
+    def check_files(self, base_dir: Path) -> None:
+        if find_spec("lm_eval") is None:
+            raise MissingExtra("lm-eval", "lm-eval", f"task '{self.kind}'")
+        if self.include is not None and not Path(self.include).is_dir():
+            raise RecipeError(f"task '{self.kind}': include: no directory '{self.include}'.")
 
     def run(self, context: EvalContext) -> list[Record]:
         """A record a document: id, score, the other metrics, prompt, target and what was answered.

@@ -32,6 +32,10 @@ class PromptedTask(RowsTask):
             raise RecipeError(f"task '{self.kind}': chat = true, but the tokenizer has no chat template; set it false.")
         return has_template if self.chat == "auto" else self.chat
 
+    def check_row(self, row: Row) -> None:
+        super().check_row(row)
+        self.prompt(row, chat=False)
+
     def prompt(self, row: Row, *, chat: bool) -> Prompt:
         """Text, or messages where asked in chat."""
         value = row.get("prompt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -44,6 +45,9 @@ class RowsTask(Task):
     def rows(self, context: EvalContext) -> Sequence[Row]:
         """All rows, with the columns that `run` reads."""
 
+    def check_row(self, row: Row) -> None:
+        """Raises DataError where `run` could not use the row."""
+
     def chosen(self, context: EvalContext) -> list[tuple[str, Row]]:
         """(id, row) of the rows that are used: the same for every model and seed, so that scores can be paired."""
         rows = self.rows(context)
@@ -79,6 +83,27 @@ class FileTask(RowsTask):
             except DataError as error:
                 raise DataError(f"{place}: {error}") from None
         return rows
+
+    def check_files(self, base_dir: Path) -> None:
+        """Raises DataError where the data are local and not there, or where the first row has not what is read.
+
+        Data of the hub are left to their loading.
+        """
+        from statewise.sources.reading import RowError, find_data, stream_rows
+
+        super().check_files(base_dir)
+        if self.data.startswith("tiny:") or find_data(self.data, base_dir) is None:
+            return
+        first = next(stream_rows(self.data, base_dir=base_dir, config=self.config, split=self.split), None)
+        if first is None:
+            raise DataError(f"{self.data}: holds no rows.")
+        place, row = first
+        try:
+            if isinstance(row, RowError):
+                raise row
+            self.check_row(self.prepare(self.renamed(row)))
+        except DataError as error:
+            raise DataError(f"{place}: {error}") from None
 
     def renamed(self, row: Row) -> Row:
         """The row with `columns` applied; what the task does not read keeps its name."""

@@ -52,6 +52,10 @@ class Boxed(Verifier, kind="boxed"):
         )
         return float(library.verify(wanted, found, timeout_seconds=None))
 
+    def opened(self, base_dir: Path) -> Judge:
+        _math_verify()
+        return self.score
+
     def gold(self, example: Example) -> str | None:
         return f"\\boxed{{{_reference(example)}}}"
 

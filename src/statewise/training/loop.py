@@ -18,6 +18,7 @@ from statewise.training.budget import Spent, is_stuck, num_steps, progress
 from statewise.training.distributed import agreed, joined, open_accelerator, total
 from statewise.training.optim import build_optimizer, schedule
 from statewise.training.progress import open_progress
+from statewise.training.ready import check_files
 from statewise.training.step import Training, take_step
 from statewise.training.trackers import open_trackers
 from statewise.types import World
@@ -71,6 +72,7 @@ def train(
 
     Raises Interrupted after SIGINT or SIGTERM (a checkpoint is written first), NonFiniteLoss, and the errors of bad input.
     """
+    check_files(recipe)
     accelerator = open_accelerator()
     with ExitStack() as stack:
         run = _open_run(recipe, Path(run_dir), resume, accelerator, stack)
