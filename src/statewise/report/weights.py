@@ -89,8 +89,8 @@ def _answer(label: str, metrics: dict[str, dict[str, float]]) -> str:
         )
     if _has(metrics, "relative_norm"):
         parts.append(
-            f"The update's norm is {metrics['relative_norm']['mean']:.2e} of the weights', its stable rank "
-            f"{metrics['stable_rank']['mean']:.1f} on average."
+            f"On average over the matrices, the update's norm is {metrics['relative_norm']['mean']:.2e} of the weights' and "
+            f"its stable rank {metrics['stable_rank']['mean']:.1f}."
         )
     if _has(metrics, "nss"):
         parts.append(f"The spectrum shifted by {metrics['nss']['mean']:.1e}.")
@@ -98,8 +98,8 @@ def _answer(label: str, metrics: dict[str, dict[str, float]]) -> str:
         if _has(metrics, f"{mask}_gaussian_excess"):
             excess = metrics[f"{mask}_gaussian_excess"]
             parts.append(
-                f"Changed entries lie in the {words} mask with a share of {metrics[f'{mask}_overlap']['mean']:.3f}, and "
-                f"noise would with {metrics[f'{mask}_gaussian_null']['mean']:.3f}: an excess of {_interval(excess)}."
+                f"Of the changed entries {metrics[f'{mask}_overlap']['mean']:.3f} lie in the {words} mask; of those that noise "
+                f"would change, {metrics[f'{mask}_gaussian_null']['mean']:.3f} would: an excess of {_interval(excess)}."
             )
     return " ".join(parts)
 
