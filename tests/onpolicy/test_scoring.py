@@ -109,7 +109,8 @@ def test_bad_rows(scored: Make, rows: Rows, tmp_path: Path) -> None:
     with data.open("a") as file:
         file.write('{"prompt": "no answer"}\n{not json\n' + json.dumps(rows[4]) + "\n")
     with pytest.raises(
-        DataError, match=r"mixed.jsonl:4: completion: is missing. Mend the row, or set on_bad_row = 'skip'"
+        DataError,
+        match=r"mixed.jsonl:4: completion: is missing: it has .*; columns.completion=NAME .* Mend the row, or set on_bad_row",
     ):
         scored(data, name="strict")
     assert not list((tmp_path / "strict" / "parts").glob("*.parquet"))  # refused before anything was scored

@@ -50,6 +50,11 @@ def encode_row(source: WrittenSource, tokenizer: Any, row: Row, place: str) -> t
         uses_template(source.chat, messages)
         last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=len(messages))
         return _example(fields, row, place, messages[:last]), encode_conversation(tokenizer, _removed(source, messages))
+    lacking = next((name for name in chosen if name not in fields), None)
+    if lacking is not None:
+        raise RowError(
+            f"{lacking}: is missing", f"it has {_names(row)}; columns.{lacking}=NAME takes another column for it"
+        )
     before, segments = _encode_answer(source, tokenizer, fields, fields.get("completion"), "completion")
     return _example(fields, row, place, before), segments
 
