@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 ENOUGH_SEEDS = 5
 
 
-def few_seeds(seeds: int) -> str | None:
-    """What intervals over so few seeds leave out, None where there are enough."""
-    if seeds >= ENOUGH_SEEDS or seeds < 1:
+def few_seeds(seeds: Mapping[str, int]) -> str | None:
+    """What the intervals of some arms leave out, given {arm: seeds}; None where all have enough."""
+    few = [arm for arm, count in seeds.items() if 0 < count < ENOUGH_SEEDS]
+    if not few:
         return None
-    if seeds == 1:
+    if all(count == 1 for count in seeds.values()):
         return "One seed an arm: intervals are over examples alone and say nothing of how runs with other seeds would differ."
+    whose = "" if len(few) == len(seeds) else f" ({', '.join(few)})"
     return (
-        f"{seeds} seeds an arm: how runs differ from seed to seed is hardly known, and intervals are too narrow for it; "
-        f"{ENOUGH_SEEDS} are the least to rely on."
+        f"Fewer than {ENOUGH_SEEDS} seeds{whose}: how runs differ from seed to seed is hardly known, and intervals are too "
+        "narrow for it."
     )
 
 

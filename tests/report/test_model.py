@@ -12,6 +12,7 @@ import pytest
 from tests.report.conftest import ARMS, HOSTILE, Runs, edit, write_evaluation, write_run
 
 from statewise.errors import DataError, RunError
+from statewise.estimates import few_seeds
 from statewise.evals.from_runs import arm_ledger, read_base
 from statewise.report import report
 from statewise.report.answer import sentences
@@ -57,6 +58,13 @@ def test_a_single_run_is_answered_for(runs: Runs) -> None:
     answer = model_of(runs[:1]).answer
     assert answer[0].startswith(("mild gained on math", "mild: the change on math"))
     assert answer[-1].startswith("One seed an arm: intervals are over examples alone")
+
+
+def test_few_seeds_are_told_by_arm() -> None:
+    assert few_seeds({"a": 5, "b": 7}) is None
+    assert str(few_seeds({"a": 3, "b": 2})).startswith("Fewer than 5 seeds: how runs differ")
+    assert str(few_seeds({"a": 5, "b": 1})).startswith("Fewer than 5 seeds (b): how runs differ")
+    assert str(few_seeds({"a": 1, "b": 1})).startswith("One seed an arm")
 
 
 def test_an_answer_names_a_task_where_runs_share_no_target(runs: Runs) -> None:

@@ -102,7 +102,7 @@ def _print(ledgers: list[Ledger]) -> None:
             print(
                 f"mean forgetting {_told(ledger.forgetting, '+.4f')}, mean retention {_told(ledger.retention, '.4f')}"
             )
-        print("\n".join([ledger.method, *filter(None, [few_seeds(ledger.seeds)]), ""]))
+        print("\n".join([ledger.method, *filter(None, [few_seeds({ledger.name: ledger.seeds})]), ""]))
 
 
 def _row(c: Change) -> list[Any]:

@@ -116,7 +116,7 @@ def _print(model: ReportModel) -> None:
     ]
     if rows:
         print_table(["task", "arm", str(model.versus), "score", "difference [95 %]", "p Holm", ""], rows)
-        few = few_seeds(max(row["seeds"] for row in model.contrasts))
+        few = few_seeds({row["arm"]: row["seeds"] for row in model.contrasts})
         print("\n".join([*filter(None, [model.evaluated, model.method, few]), ""]))
     else:
         say("nothing to compare: the runs share no task that was evaluated to the end.")

@@ -149,7 +149,7 @@ def _print_table(place: Path, vs: str | None, as_json: bool) -> None:
     columns += [*(f"F {task}" for task in retention), "retention", "seconds", "trained", "sampled", "teacher"]
     print_table(columns, [_cells(row, target, retention, versus) for row in rows])
     print("means over seeds; F = base - post; retention: mean of post / base over tasks; tokens and seconds a run")
-    if few := few_seeds(max(row["seeds"] for row in rows)):
+    if few := few_seeds({row["arm"]: row["seeds"] for row in rows if row["seeds"]}):
         print(few)
 
 

@@ -22,7 +22,7 @@ def sentences(table: Scores) -> list[str]:
     found = [_largest(gains, arms)] if gains else []
     found += _retention(kept, arms)
     found += _versus(table)
-    few = few_seeds(max(row["seeds"] for row in [*gains, *kept]))
+    few = few_seeds({row["arm"]: row["seeds"] for row in [*gains, *kept]})
     return [*found, *_open(table), *([few] if few else [])]
 
 
