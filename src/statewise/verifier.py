@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from statewise.component import Component, parse
-from statewise.errors import RecipeError
+from statewise.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
     from statewise.types import Example
@@ -44,6 +44,13 @@ class Verifier(Component, role="verifier"):
         """Texts that must not be accepted: nothing, and all answers at once. `golds`: of many examples."""
         listed = [DECOYS[0], *dict.fromkeys(golds), DECOYS[1]]
         return ["", ", ".join(listed), "\n".join(listed)]
+
+
+def as_number(value: Any, who: str) -> float:
+    """A verdict as a float. Raises DataError where it is no number, such as a text."""
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        raise DataError(f"{who} must return a number (or bool), received {value!r}.")
+    return float(value)
 
 
 def parse_verifier(value: Any, where: str) -> Any:

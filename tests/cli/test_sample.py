@@ -105,6 +105,15 @@ def test_rows_that_can_not_be_judged(cli: Callable[..., Any], model_dir: Path, t
     assert done.err.count("warning: no reward from here on: ") == 1 and "answer" in done.err
 
 
+def test_nothing_to_write_is_an_error(cli: Callable[..., Any], words: list[str], tmp_path: Path) -> None:
+    """Without a file, and with what tells why."""
+    never = 'source.verifier={ kind = "regex", pattern = "no such text" }'
+    done = cli("sample", *words, never, "--out", tmp_path / "kept.jsonl", "--json")
+    assert done.code == 2 and done.out == "" and list(tmp_path.glob("kept*")) == []
+    last = done.err.splitlines()[-1]
+    assert "of 24 completions none was kept: truncated_share " in last and "accepted_share 0 (mean of 3 steps)" in last
+
+
 def test_bad_input(cli: Callable[..., Any], words: list[str], tmp_path: Path) -> None:
     out = tmp_path / "kept.jsonl"
     assert "samples nothing" in cli("sample", "tiny_psft", "--out", out).err

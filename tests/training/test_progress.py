@@ -34,6 +34,19 @@ def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert last["step"] == "10" and last["tokens_per_second"] == "200" and last["seconds_left"] == "0"
 
 
+def test_what_the_policy_wrote_is_in_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"step": 1, "loss": 0.5, "reward": 0.123456, "completion_tokens": 31.25, "truncated_share": 0.0}
+    Plain().update(0.5, row)
+    Plain().update(0.5, {"step": 2, "tokens": 0, "accepted_share": 0.0, "truncated_share": 1.0})
+    assert capsys.readouterr().err.splitlines() == [
+        "step=1 progress=0.500 loss=0.5 reward=0.123 completion_tokens=31.2 truncated_share=0",
+        "step=2 progress=0.500 accepted_share=0 truncated_share=1",
+    ]
+    with Live("x") as display:
+        display.update(0.5, {**row, "accepted_share": 0.25})
+    assert "step 1  loss 0.5  reward 0.123  accepted 0.25  length 31.2  cut 0" in capsys.readouterr().err
+
+
 def test_the_display_fits_the_place(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert isinstance(open_progress("x", quiet=True), Quiet)
     assert isinstance(open_progress("x"), Plain)

@@ -16,8 +16,8 @@ from statewise.recipe import Recipe
 from statewise.run import RunDir
 from statewise.settings import Budget
 from statewise.sources.policy import PolicySource
-from statewise.training import budget
-from statewise.training.alarms import PATIENCE, TOLD, Alarms
+from statewise.training import alarms, budget
+from statewise.training.alarms import CAUSES, PATIENCE, TOLD, Alarms, why_nothing
 
 SHIPPED = ["grpo", "dr_grpo", "dapo", "rloo", "reinforce", "rejection"]
 # The random model knows no arithmetic, but now and then it writes a digit.
@@ -133,8 +133,9 @@ def test_steps_with_nothing_to_train_leave_the_weights(model_dir: Path, tmp_path
     run = train(recipe, tmp_path / "run", quiet=True)
     assert run.status == "completed" and run.info["spent"]["tokens"] == 0
     assert all(row["num_empty_updates"] == 1 and row["zero_variance_share"] == 1 for row in rows_of(run))
-    (warning,) = run.info["warnings"]
-    assert warning.startswith(f"step {PATIENCE}: all rewards of a step were equal")
+    alarm, last = run.info["warnings"]
+    assert alarm.startswith(f"step {PATIENCE}: all rewards of a step were equal")
+    assert last.startswith("no token was trained: ") and "zero_variance_share 1" in last
     start = train(small("dapo", model_dir, "budget.max_steps=0"), tmp_path / "start", quiet=True)
     assert weights_of(run.path, PATIENCE) == weights_of(start.path, 0)
 
@@ -180,15 +181,46 @@ def test_epochs_end_when_the_prompts_were_drawn(model_dir: Path, tmp_path: Path)
 
 
 def test_alarms_count_steps_in_a_row():
-    alarms = Alarms()
+    seen = Alarms()
     flat, varied = {"reward_std": 0.0, "truncated_share": 1.0}, {"reward_std": 0.1, "truncated_share": 1.0}
     steps = [flat] * (PATIENCE - 1) + [varied] + [flat] * (PATIENCE + 5)
-    found = {n: texts for n, row in enumerate(steps, 1) if (texts := alarms.see({"step": n, **row}))}
+    found = {n: texts for n, row in enumerate(steps, 1) if (texts := seen.see({"step": n, **row}))}
     assert {n: len(texts) for n, texts in found.items()} == {PATIENCE: 1, 2 * PATIENCE: 1}
     assert "max_tokens" in found[PATIENCE][0] and "rewards" in found[2 * PATIENCE][0]
-    assert alarms.see({"step": 99, "eval/tiny:math": 0.0}) == []
-    again = [text for n in range(9) for row in [varied, *[flat] * PATIENCE] for text in alarms.see({"step": n, **row})]
+    assert seen.see({"step": 99, "eval/tiny:math": 0.0}) == []
+    again = [text for n in range(9) for row in [varied, *[flat] * PATIENCE] for text in seen.see({"step": n, **row})]
     assert len(again) == TOLD - 1 and again[-1].endswith("This is not told again.")
+
+
+@pytest.mark.parametrize(
+    ("row", "cause"),
+    [
+        ({"accepted_share": 0.0, "truncated_share": 1.0}, "Most completions are cut at source.max_tokens"),
+        ({"accepted_share": 0.0, "truncated_share": 0.0}, "The verifier accepts nothing"),
+        ({"a/accepted_share": 0.0, "a/truncated_share": 0.25}, "The verifier accepts nothing"),
+        ({"zero_variance_share": 1.0, "truncated_share": 0.0}, "All rewards of a group are equal"),
+    ],
+)
+def test_why_nothing_was_trained(row: dict[str, float], cause: str):
+    told = why_nothing([row, row])
+    assert told.endswith(f"{next(text for _, text in CAUSES.values() if text.startswith(cause))}")
+    assert all(f"{name.rpartition('/')[2]} {value:g}" in told for name, value in row.items()) and "of 2 steps" in told
+    assert why_nothing([{"tokens": 0}]) == "nothing tells why in 1 step."
+
+
+def test_a_verifier_that_accepts_nothing_is_told(
+    model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(alarms, "PATIENCE", 2)
+    changes = ['source.verifier={ kind = "regex", pattern = "no such text" }', "budget.max_steps=3"]
+    run = train(small("rejection", model_dir, *changes), tmp_path / "run")
+    first, last = run.info["warnings"]
+    assert first.startswith("step 2: no completion was accepted, 2 steps in a row") and "accepted_share 0" in first
+    assert last.startswith("no token was trained: truncated_share ") and "accepted_share 0 (mean of 3 steps)" in last
+    said = capsys.readouterr().err
+    assert f"warning: {last}" in said and "step=1 progress=0.333 accepted_share=0 " in said
+    train(small("rejection", model_dir, *changes), run.path, resume=True, quiet=True)
+    assert run.info["warnings"] == [first, last]
 
 
 def test_the_verifier_is_tested_before_training(model_dir: Path, tmp_path: Path):

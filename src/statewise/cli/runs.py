@@ -81,6 +81,7 @@ def summary(run: RunDir) -> dict[str, Any]:
         "data",
         "versions",
         "hardware",
+        "warnings",
     )
     return {
         **{key: info.get(key) for key in kept},
@@ -107,6 +108,8 @@ def print_summary(found: dict[str, Any]) -> None:
     print(f"{found['run']}: {found['status']} at step {found['step']}{took}")
     if found["error"] and found["status"] != "completed":
         print(f"error:     {found['error']}")
+    for warning in found["warnings"] or []:
+        print(f"warning:   {warning}")
     print("\n".join(found["method"] or []))
     if found["last"]:
         _print_last(found["last"])

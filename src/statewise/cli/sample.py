@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from statewise.cli.output import print_json, say
-from statewise.errors import RecipeError
+from statewise.errors import DataError, RecipeError
 
 OPTIONS = ("--out", "--count", "--json", "--quiet", "--help")
 REPORT_SECONDS = 5.0
@@ -42,21 +42,25 @@ def command(
     if out.exists():
         raise RecipeError(f"--out {out}: exists; choose another file.")
 
-    last, drawn, tally = time.monotonic() - REPORT_SECONDS, 0, _Tally()
+    last, drawn, tally, seen = time.monotonic() - REPORT_SECONDS, 0, _Tally(), list[dict[str, float]]()
 
     def report(done: int, wanted: int, measures: dict[str, float]) -> None:
         nonlocal last, drawn
         drawn = done
+        seen.append(measures)
         if not quiet and (done >= wanted or time.monotonic() - last >= REPORT_SECONDS):
             last = time.monotonic()
             shown = [f"drawn={done}/{wanted}", f"rows={tally.rows}"]
             say(" ".join([*shown, *(f"{k}={v:.4g}" for k, v in measures.items())]))
 
+    from statewise.training.alarms import why_nothing
     from statewise.training.progress import hide_library_noise
     from statewise.training.sampling import sampled_rows
 
     hide_library_noise()
     _write(out, map(tally.see, sampled_rows(recipe, count, report, say)))
+    if not tally.rows:
+        raise DataError(f"sample: no row, so no file: of {drawn} completions none was kept: {why_nothing(seen)}")
     if as_json:
         return print_json({"file": str(out), "drawn": drawn, **tally.to_plain()})
     print(f"{tally.rows} rows in {out}: {tally.words(drawn)}")
@@ -97,7 +101,10 @@ class _Tally:
 
 
 def _write(out: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Row by row, under the name with `.partial` behind until all are there; what was sampled stays there on a failure."""
+    """Row by row, under the name with `.partial` behind until all are there; what was sampled stays there on a failure.
+
+    No file where there is no row.
+    """
     from statewise.files import naming, to_json
 
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -106,4 +113,7 @@ def _write(out: Path, rows: Iterable[dict[str, Any]]) -> None:
         for row in rows:
             file.write(to_json(row) + "\n")
             file.flush()
-    partial.replace(out)
+    if partial.stat().st_size:
+        partial.replace(out)
+    else:
+        partial.unlink()

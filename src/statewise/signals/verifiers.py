@@ -16,7 +16,7 @@ from statewise.answers import ANSWER_IS, extract_answer, last_boxed, normalised,
 from statewise.errors import DataError, MissingExtra, RecipeError, nearest
 from statewise.plugins import load_file
 from statewise.signals.code import Code
-from statewise.verifier import Judge, Verifier
+from statewise.verifier import Judge, Verifier, as_number
 
 if TYPE_CHECKING:
     from statewise.types import Example
@@ -152,6 +152,12 @@ class Function(Verifier, kind="function"):
         module = load_file(file, base_dir)
         function = getattr(module, name, None)
         if not callable(function):
+            classes = [c.kind for c in vars(module).values() if _is_verifier(c, module)]
+            if classes:
+                raise RecipeError(
+                    f"verifier.function: '{file}' defines no function '{name}'; it defines the verifier '{classes[0]}': name the "
+                    f'file in plugins, plugins = ["{file}"], and the verifier by its kind, verifier = "{classes[0]}".'
+                )
             defined = [n for n, value in vars(module).items() if inspect.isfunction(value)]
             raise RecipeError(f"verifier.function: '{file}' defines no function '{name}'{nearest(name, defined)}")
         if not _takes_two(function):
@@ -159,7 +165,7 @@ class Function(Verifier, kind="function"):
                 f"verifier.function: '{self.call}' is {name}{inspect.signature(function)}, expected {name}(text, example) "
                 "-> number: the text of one completion, and its row (example.answer, example.metadata)."
             )
-        return lambda text, example: float(function(text, example))
+        return lambda text, example: as_number(function(text, example), f"verifier '{self.call}'")
 
     def files(self) -> tuple[str, ...]:
         return (self.call.rpartition(":")[0],)
@@ -169,6 +175,11 @@ class Function(Verifier, kind="function"):
         if isinstance(written, list) and written:
             written = written[-1].get("content")
         return written if isinstance(written, str) else super().gold(example)
+
+
+def _is_verifier(value: Any, module: Any) -> bool:
+    own = inspect.isclass(value) and issubclass(value, Verifier) and value.__module__ == module.__name__
+    return own and bool(value.kind)
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from statewise.errors import DataError, RecipeError, StatewiseError, told
 from statewise.sources.ranks import divided
-from statewise.verifier import Judge, Verifier
+from statewise.verifier import Judge, Verifier, as_number
 
 if TYPE_CHECKING:
     from statewise.types import Example, Rollout, World
@@ -52,7 +52,7 @@ def scored(verifier: Verifier, judge: Judge, text: str, example: Example) -> flo
     """The score of a text, None where the time ran out. Raises DataError where the verifier fails or gives no number."""
     try:
         with _time_limit(verifier.time_limit):
-            score = float(judge(text, example))
+            verdict = judge(text, example)
     except _OutOfTime:
         return None
     except StatewiseError:
@@ -61,6 +61,7 @@ def scored(verifier: Verifier, judge: Judge, text: str, example: Example) -> flo
         raise DataError(
             f"verifier '{verifier.kind}' failed on sample '{example.id}': {told(error)}; the text was {text[:SHOWN]!r}."
         ) from error
+    score = as_number(verdict, f"verifier '{verifier.kind}' on sample '{example.id}'")
     if not math.isfinite(score):
         raise DataError(
             f"verifier '{verifier.kind}': received {score} for sample '{example.id}', expected a finite number."

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from statewise.signals.advantages import members_of
+from statewise.training.received import annotated, sampled
 from statewise.types import Rollout, World
 
 if TYPE_CHECKING:
@@ -26,10 +27,11 @@ def drawn(recipe: Recipe, first: int, world: World) -> tuple[list[Rollout], int,
     while len(draws) < recipe.draws and _num_left(draws) < wanted:
         reports.append({})
         seen = replace(world, report=reports[-1].update)
-        rollouts = recipe.source.sample(first + len(draws), recipe.batch.rollouts, seen)
+        size = recipe.batch.rollouts
+        rollouts = sampled(recipe.source, recipe.source.sample(first + len(draws), size, seen), size)
         wanted = len({r.group for r in rollouts})
         for signal in recipe.signal:
-            rollouts = signal.annotate(rollouts, seen)
+            rollouts = annotated(signal, signal.annotate(rollouts, seen), world.reads)
         if recipe.draws == 1:
             return rollouts, 1, reports[0]
         draws.append(_groups(rollouts))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from statewise.errors import EndpointError, Interrupted, RunError
 from statewise.recipe import Recipe
 from statewise.run import RunDir
-from statewise.training.alarms import Alarms
+from statewise.training.alarms import Alarms, why_nothing
 from statewise.training.budget import Spent, is_stuck, num_steps, progress
 from statewise.training.distributed import agreed, joined, open_accelerator, total
 from statewise.training.optim import build_optimizer, schedule
@@ -119,6 +119,9 @@ def _run_steps(session: Session, stop: list[int]) -> None:
                 f"stopped at step {training.spent.step} with a checkpoint; "
                 f"go on with: statewise train --resume {session.run.path}"
             )
+    if session.is_main and training.spent.step and not training.spent.tokens:
+        rows = [row for row in session.run.metrics() if "tokens" in row]
+        session.warn(f"no token was trained: {why_nothing(rows)}")
     if is_stuck(training.spent, session.recipe.budget):
         session.warn(
             f"ended at step {training.spent.step}: the last {training.spent.idle} steps trained no token, so that "

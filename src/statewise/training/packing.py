@@ -24,12 +24,12 @@ LEAK_SHARE = 0.02
 
 def collate(rollouts: Sequence[Rollout], pad_id: int) -> Batch:
     """One sequence a row, in the given order, padded on the right."""
-    return _batch([[r] for r in rollouts], pad_id, _column_names(rollouts), packed=False)
+    return _batch([[r] for r in rollouts], pad_id, column_names(rollouts), packed=False)
 
 
 def pack(rollouts: Sequence[Rollout], length: int, pad_id: int) -> Batch:
     """Several sequences a row of at most `length` tokens (first-fit decreasing); a longer one gets a row of its own."""
-    return _batch(_first_fit([[r] for r in rollouts], length), pad_id, _column_names(rollouts), packed=True)
+    return _batch(_first_fit([[r] for r in rollouts], length), pad_id, column_names(rollouts), packed=True)
 
 
 def micro_batches(
@@ -50,7 +50,7 @@ def micro_batches(
     whatever its size. Every rank gets the same number of batches: where one has fewer, batches of one sequence without
     an action are added. Raises DataError where a column is missing on some rollouts.
     """
-    names = _column_names(rollouts)
+    names = column_names(rollouts)
     shapes = _shapes(rollouts, names)
     plans = []
     for share in _deal(_units(rollouts, keep_groups), num_ranks):
@@ -176,7 +176,7 @@ def _shapes(rollouts: Sequence[Rollout], names: Sequence[str]) -> dict[str, tupl
     return {name: np.shape(_column(rollouts[0], name))[1:] for name in names}
 
 
-def _column_names(rollouts: Sequence[Rollout]) -> list[str]:
+def column_names(rollouts: Sequence[Rollout]) -> list[str]:
     """Columns that every rollout has. Raises DataError where one is written on some rollouts only."""
     available = [set(r.columns) | _derived(r) for r in rollouts]
     common = set.intersection(*available) if available else set()

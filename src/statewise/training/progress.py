@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 PLAIN_SECONDS = 5.0  # between plain lines: a log of an hour stays under a thousand lines
 SHOWN = ("loss", "nll", "phi", "lr", "grad_norm")
+# Of what the policy wrote, and how the live line has it.
+SAMPLED = {"reward": "reward", "accepted_share": "accepted", "completion_tokens": "length", "truncated_share": "cut"}
 
 
 class Display(Protocol):
@@ -99,6 +101,7 @@ class Plain:
         self.last = now
         parts = [f"step={row.get('step', 0)}", f"progress={progress:.3f}"]
         parts += [f"{name}={row[name]:.6g}" for name in SHOWN if row.get(name) is not None]
+        parts += [f"{name}={row[name]:.3g}" for name in SAMPLED if row.get(name) is not None]
         for name in ("tokens_per_second", "seconds_left"):
             value = getattr(self.rate, name)
             parts += [] if value is None else [f"{name}={value:.0f}"]
@@ -136,6 +139,7 @@ class Live:
         self.rate.see(progress, row, time.monotonic())
         facts = [f"step {row.get('step', 0)}"]
         facts += [f"loss {row['loss']:.4g}"] if row.get("loss") is not None else []
+        facts += [f"{short} {row[name]:.3g}" for name, short in SAMPLED.items() if row.get(name) is not None]
         if self.rate.tokens_per_second is not None:
             facts.append(f"{self.rate.tokens_per_second:,.0f} tok/s")
         if self.rate.seconds_left is not None:

@@ -20,6 +20,7 @@ from statewise.training.drawing import drawn
 from statewise.training.hooks import Hook
 from statewise.training.metrics import BEHAVIOR_METRICS, StepMetrics
 from statewise.training.packing import micro_batches
+from statewise.training.received import attached, broken_columns
 from statewise.training.usage import Usage
 from statewise.types import Batch, Rollout, World, derive_seed
 
@@ -50,7 +51,8 @@ def take_step(training: Training) -> dict[str, float]:
         world.sampler.load(world.policy, spent.step)
     rollouts, draws, reported = drawn(recipe, spent.step + spent.redraws, world)
     if not rollouts and not recipe.source.needs_policy:
-        raise DataError(f"source '{recipe.source.kind}' gave no rollouts at step {spent.step}.")
+        left = f", or its signals left none: {[s.kind for s in recipe.signal]}" if recipe.signal else ""
+        raise DataError(f"source '{recipe.source.kind}' gave no rollouts at step {spent.step}{left}.")
     updates = [
         _update(training, part, world)
         for epoch in range(recipe.batch.epochs)
@@ -157,7 +159,7 @@ def _backward(training: Training, batch: Batch, shares: list[float], metrics: St
     batch = batch.to(accelerator.device)
     with torch.no_grad():
         for signal in training.recipe.signal:
-            batch = signal.attach(batch, training.world)
+            batch = attached(signal, signal.attach(batch, training.world), training.world.reads)
     sync = nullcontext() if last or accelerator.num_processes == 1 else accelerator.no_sync(training.learner)
     with sync:
         output = training.learner(batch, shares)
@@ -169,14 +171,18 @@ def _backward(training: Training, batch: Batch, shares: list[float], metrics: St
 
 def _finite(training: Training, output: dict[str, Any], batch: Batch) -> None:
     finite = bool(torch.isfinite(output["loss"].detach()))
-    flags = gather(None if finite else list(batch.example_ids), training.accelerator)
-    bad = [name for flag in flags if flag for name in flag]
-    if bad:
-        raise NonFiniteLoss(
-            f"the loss is {float(output['loss'].detach())} at step {training.spent.step}, in a micro-batch of the samples "
-            f"{bad}; no update was made. The last checkpoint is intact. Usual causes: a learning rate that is too high, "
-            "a broken sample, float16 overflow."
-        )
+    own = None if finite else (list(batch.example_ids), broken_columns(training.recipe, batch))
+    found = [flag for flag in gather(own, training.accelerator) if flag]
+    if not found:
+        return
+    columns = list(dict.fromkeys(name for _, broken in found for name in broken))
+    causes = "Usual causes: a learning rate that is too high, a broken sample, float16 overflow."
+    if columns:
+        causes = f"NaN or infinite where it is trained: {', '.join(columns)}."
+    raise NonFiniteLoss(
+        f"the loss is {float(output['loss'].detach())} at step {training.spent.step}, in a micro-batch of the samples "
+        f"{[name for ids, _ in found for name in ids]}; no update was made. The last checkpoint is intact. {causes}"
+    )
 
 
 def _apply(training: Training, lr: float) -> float:
